@@ -1,0 +1,140 @@
+"""`minengine generate | chat | doctor`: the engine from a terminal. Errors go to stderr in one sentence, exit code 2."""
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import fields
+from typing import Any, Sequence
+
+from .config import ConfigError, EngineArgs
+from .request import RequestError, RequestOutput, SamplingParams
+
+__all__ = ["main"]
+
+_SAMPLING = {"temperature": float, "top_p": float, "top_k": int, "min_p": float, "seed": int, "max_tokens": int}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    args = _parser().parse_args(argv)
+    try:
+        return args.run(args)
+    except (ConfigError, RequestError) as error:
+        print(f"minengine: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="minengine", description="A compact LLM engine that comes with a book about its KV cache.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+
+    generate = commands.add_parser("generate", help="continue one or more prompts")
+    generate.add_argument("prompt", nargs="+", help="a prompt; several are served together")
+    generate.add_argument("--chat", action="store_true", help="send each prompt through the model's chat template")
+    _add_options(generate, max_tokens=64, temperature=0.0)
+    generate.set_defaults(run=_generate)
+
+    chat = commands.add_parser("chat", help="talk to the model; its answer streams, the conversation's prefix stays cached")
+    chat.add_argument("--system", help="a system message")
+    _add_options(chat, max_tokens=256, temperature=0.0)
+    chat.set_defaults(run=_chat)
+
+    doctor = commands.add_parser("doctor", help="say what this machine can run, and how to mend what it cannot")
+    doctor.set_defaults(run=_doctor)
+    return parser
+
+
+def _add_options(parser: argparse.ArgumentParser, **defaults: Any) -> None:
+    parser.add_argument("--model", default="smollm2", help="a name from `minengine doctor`, or a local Hugging Face directory (default: smollm2)")
+    sampling = parser.add_argument_group("sampling")
+    for name, kind in _SAMPLING.items():
+        default = defaults.get(name, getattr(SamplingParams(), name))
+        sampling.add_argument("--" + name.replace("_", "-"), type=kind, default=default, help=f"default: {default}")
+    sampling.add_argument("--stop", action="append", help="end before this text; may be given more than once")
+    sampling.add_argument("--ignore-eos", action="store_true")
+    engine = parser.add_argument_group("engine")
+    for f in fields(EngineArgs):
+        if f.name in ("model", "seed"):
+            continue
+        flag = "--" + f.name.replace("_", "-")
+        if isinstance(f.default, bool):
+            engine.add_argument(flag, action=argparse.BooleanOptionalAction, default=f.default)
+        else:
+            kind = int if "int" in str(f.type) else str
+            engine.add_argument(flag, type=kind, default=f.default, help=f"default: {f.default}")
+
+
+def _llm(args: argparse.Namespace):
+    from .llm import LLM
+
+    return LLM(args.model, **{f.name: getattr(args, f.name) for f in fields(EngineArgs) if f.name not in ("model", "seed")})
+
+
+def _params(args: argparse.Namespace) -> SamplingParams:
+    return SamplingParams(**{name: getattr(args, name) for name in _SAMPLING}, stop=args.stop, ignore_eos=args.ignore_eos)
+
+
+def _summary(out: RequestOutput) -> str:
+    times = out.metrics
+    n = len(out.outputs[0].token_ids)
+    gaps = times.itl_s
+    speed = f", {len(gaps) / sum(gaps):.1f} tok/s after it" if gaps and sum(gaps) > 0 else ""
+    return (f"{len(out.prompt_token_ids)} prompt tokens ({out.num_cached_tokens} cached), first token after {times.ttft_s * 1e3:.0f} ms, "
+            f"{n} output tokens{speed}, ended by {out.outputs[0].finish_reason}")
+
+
+def _generate(args: argparse.Namespace) -> int:
+    params = _params(args)
+    llm = _llm(args)
+    prompts = [llm.chat_prompt([{"role": "user", "content": p}]) for p in args.prompt] if args.chat else args.prompt
+    failed = 0
+    for prompt, out in zip(args.prompt, llm.generate(prompts, params)):
+        print(out.outputs[0].text if args.chat else prompt + out.outputs[0].text)
+        if out.error:
+            failed = 1
+            print(f"minengine: {out.error}", file=sys.stderr)
+        print(f"[{_summary(out)}]", file=sys.stderr)
+    return failed
+
+
+def _chat(args: argparse.Namespace) -> int:
+    params = _params(args)
+    llm = _llm(args)
+    messages = [{"role": "system", "content": args.system}] if args.system else []
+    interactive = sys.stdin.isatty()
+    print("Type a message; an empty line or Ctrl-D ends the conversation." if interactive else "", end="\n" if interactive else "")
+    while True:
+        try:
+            text = input("> " if interactive else "").strip()
+        except EOFError:
+            break
+        if not text:
+            break
+        messages.append({"role": "user", "content": text})
+        shown = 0
+        out = None
+        for out in llm.stream(llm.chat_prompt(messages), params):
+            answer = out.outputs[0].text
+            print(answer[shown:], end="", flush=True)
+            shown = len(answer)
+        print()
+        if out.error:
+            print(f"minengine: {out.error}", file=sys.stderr)
+        print(f"[{_summary(out)}]", file=sys.stderr)
+        messages.append({"role": "assistant", "content": out.outputs[0].text})
+    return 0
+
+
+def _doctor(args: argparse.Namespace) -> int:
+    from .doctor import report
+
+    lines, code = report()
+    print("\n".join(lines))
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,245 @@
+"""What a model is (read from its `config.json` or GGUF header) and how the engine runs it.
+
+No torch here: the scheduler, the simulator and a browser's Python import this file.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, Mapping
+
+__all__ = ["ConfigError", "EngineArgs", "GlmConfig", "LlamaConfig", "ModelConfig", "model_config"]
+
+KV_CACHE_LAYOUTS = ("LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC")
+LATENT_DTYPES = ("float32", "bfloat16", "fp8", "fp8_ds_mla", "nvfp4_fp8_ds_mla")
+HEAD_DTYPES = ("float32", "bfloat16", "fp8", "nvfp4", "q8_0", "q4_0")
+
+
+class ConfigError(ValueError):
+    """An option or a model that this engine cannot run; the message names the field and the remedy."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The fields every decoder has, under their Hugging Face names."""
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    intermediate_size: int  # width of a dense MLP
+    rms_norm_eps: float = 1e-5
+    rope_theta: float = 10000.0
+    max_position_embeddings: int = 2048
+    tie_word_embeddings: bool = False
+    bos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+
+    # How the cache sees the model: heads that own a row, and the two parts of a row.
+    @property
+    def kv_heads(self) -> int:
+        raise TypeError("use LlamaConfig or GlmConfig")
+
+    @property
+    def kv_widths(self) -> tuple[int, int]:
+        """Values in the two parts of one head's row: (K, V), or (latent, rope key)."""
+        raise TypeError("use LlamaConfig or GlmConfig")
+
+    @property
+    def is_latent(self) -> bool:
+        """True when the row is an MLA latent that all heads share."""
+        return False
+
+    @property
+    def num_indexer_layers(self) -> int:
+        """Layers that keep sparse-attention indexer keys."""
+        return 0
+
+    @property
+    def indexer_width(self) -> int:
+        """Values of one indexer key; 0 without an indexer."""
+        return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class LlamaConfig(ModelConfig):
+    """`LlamaForCausalLM`: grouped-head attention, dense SwiGLU MLP."""
+
+    num_key_value_heads: int
+    head_dim: int
+
+    @property
+    def kv_heads(self) -> int:
+        return self.num_key_value_heads
+
+    @property
+    def kv_widths(self) -> tuple[int, int]:
+        return self.head_dim, self.head_dim
+
+
+@dataclass(frozen=True, kw_only=True)
+class GlmConfig(ModelConfig):
+    """`GlmMoeDsaForCausalLM`: MLA latent cache, DSA indexer, mixture of experts with a shared expert."""
+
+    q_lora_rank: int
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+    n_routed_experts: int
+    n_shared_experts: int
+    num_experts_per_tok: int
+    moe_intermediate_size: int
+    routed_scaling_factor: float
+    norm_topk_prob: bool
+    n_group: int
+    topk_group: int
+    index_topk: int
+    index_n_heads: int
+    index_head_dim: int
+    indexer_types: tuple[str, ...]  # "full" or "shared", one a layer
+    mlp_layer_types: tuple[str, ...]  # "dense" or "sparse", one a layer
+
+    @property
+    def kv_heads(self) -> int:
+        return 1
+
+    @property
+    def kv_widths(self) -> tuple[int, int]:
+        return self.kv_lora_rank, self.qk_rope_head_dim
+
+    @property
+    def is_latent(self) -> bool:
+        return True
+
+    @property
+    def num_indexer_layers(self) -> int:
+        return sum(kind == "full" for kind in self.indexer_types)
+
+    @property
+    def indexer_width(self) -> int:
+        return self.index_head_dim
+
+
+def indexer_types(num_layers: int, freq: int = 4, offset: int = 3) -> tuple[str, ...]:
+    """Which layers score for themselves (`full`) and which reuse the last full layer's choice (`shared`).
+
+    GLM-5.3's rule: layer i is full iff max(i - offset + 1, 0) % freq == 0.
+    """
+    return tuple("full" if max(i - offset + 1, 0) % freq == 0 else "shared" for i in range(num_layers))
+
+
+def model_config(hf: Mapping[str, Any]) -> ModelConfig:
+    """Parse a Hugging Face `config.json`.
+
+    Raises:
+        ConfigError: the architecture is not one of the two, or a needed field is missing.
+    """
+    names = hf.get("architectures") or []
+    rope = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
+    eos = hf.get("eos_token_id")
+
+    def need(name: str) -> Any:
+        if hf.get(name) is None:
+            raise ConfigError(f"config.json: field '{name}' is missing; the model directory is incomplete, save it again with save_pretrained()")
+        return hf[name]
+
+    common = dict(
+        vocab_size=need("vocab_size"),
+        hidden_size=need("hidden_size"),
+        num_hidden_layers=need("num_hidden_layers"),
+        num_attention_heads=need("num_attention_heads"),
+        intermediate_size=need("intermediate_size"),
+        rms_norm_eps=hf.get("rms_norm_eps", 1e-5),
+        rope_theta=float(rope.get("rope_theta", hf.get("rope_theta", 10000.0))),
+        max_position_embeddings=hf.get("max_position_embeddings", 2048),
+        tie_word_embeddings=bool(hf.get("tie_word_embeddings", False)),
+        bos_token_id=hf.get("bos_token_id"),
+        eos_token_ids=tuple(eos) if isinstance(eos, (list, tuple)) else () if eos is None else (eos,),
+    )
+    if rope.get("rope_type", rope.get("type", "default")) not in (None, "default"):
+        raise ConfigError(f"rope_type '{rope.get('rope_type', rope.get('type'))}' is not supported; use a model with rope_type 'default'")
+    if "LlamaForCausalLM" in names:
+        heads = common["num_attention_heads"]
+        return LlamaConfig(
+            architecture="LlamaForCausalLM",
+            num_key_value_heads=hf.get("num_key_value_heads") or heads,
+            head_dim=hf.get("head_dim") or common["hidden_size"] // heads,
+            **common,
+        )
+    if "GlmMoeDsaForCausalLM" in names:
+        layers = common["num_hidden_layers"]
+        dense = hf.get("first_k_dense_replace", 3)
+        kinds = hf.get("mlp_layer_types") or ["dense" if i < dense else "sparse" for i in range(layers)]
+        return GlmConfig(
+            architecture="GlmMoeDsaForCausalLM",
+            **{name: need(name) for name in ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "n_routed_experts",
+                                             "num_experts_per_tok", "moe_intermediate_size", "index_topk", "index_n_heads", "index_head_dim")},
+            n_shared_experts=hf.get("n_shared_experts", 1),
+            routed_scaling_factor=hf.get("routed_scaling_factor", 1.0),
+            norm_topk_prob=hf.get("norm_topk_prob", True),
+            n_group=hf.get("n_group", 1),
+            topk_group=hf.get("topk_group", 1),
+            indexer_types=tuple(hf.get("indexer_types") or indexer_types(layers, hf.get("index_topk_freq", 4), hf.get("index_skip_topk_offset", 3))),
+            mlp_layer_types=tuple(kinds),
+            **common,
+        )
+    raise ConfigError(f"architecture {names or '(none named)'} is not supported; use a LlamaForCausalLM or GlmMoeDsaForCausalLM directory")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineArgs:
+    """How one engine runs; the names are vLLM's.
+
+    `num_gpu_blocks_override` (also on a CPU) or `kv_cache_memory_bytes` sets the pool; with neither the
+    pool holds `max_num_seqs` requests of `max_model_len` tokens, capped at `kv_cache_memory_bytes`' default.
+    """
+
+    model: str = "smollm2"
+    dtype: str = "auto"  # float32 on a CPU, bfloat16 on CUDA
+    device: str = "auto"
+    kv_cache_dtype: str = "auto"  # the model's dtype
+    kv_cache_layout: str = "LBNHC"
+    block_size: int = 64
+    kv_cache_memory_bytes: int | None = None  # None: 256 MiB, or what max_num_seqs x max_model_len needs if less
+    num_gpu_blocks_override: int | None = None
+    max_model_len: int | None = None  # None: the model's own limit
+    max_num_batched_tokens: int = 512
+    max_num_seqs: int = 32
+    long_prefill_token_threshold: int = 0  # 0: no limit on one request's share of a step
+    enable_prefix_caching: bool = True
+    enforce_eager: bool = False
+    attention_backend: str = "auto"  # "torch"; "triton" comes with the kernels
+    num_threads: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        def demand(ok: bool, name: str, remedy: str) -> None:
+            if not ok:
+                raise ConfigError(f"{name}={getattr(self, name)!r}: {remedy}")
+
+        size = self.block_size
+        demand(size in (16, 32, 64, 128, 256, 512, 1024), "block_size", "use a power of two from 16 to 1024")
+        demand(self.kv_cache_layout in KV_CACHE_LAYOUTS, "kv_cache_layout", f"use one of {', '.join(KV_CACHE_LAYOUTS)}")
+        known = dict.fromkeys(("auto", *LATENT_DTYPES, *HEAD_DTYPES))
+        demand(self.kv_cache_dtype in known, "kv_cache_dtype", f"use one of {', '.join(known)}")
+        demand(self.dtype in ("auto", "float32", "bfloat16", "float16"), "dtype", "use auto, float32, bfloat16 or float16")
+        demand(self.device == "auto" or self.device.split(":")[0] in ("cpu", "cuda"), "device", "use auto, cpu or cuda")
+        demand(self.attention_backend in ("auto", "torch"), "attention_backend", "use auto or torch")
+        demand(self.max_num_seqs >= 1, "max_num_seqs", "use at least 1")
+        demand(self.max_num_batched_tokens >= self.max_num_seqs, "max_num_batched_tokens",
+               f"must be at least max_num_seqs ({self.max_num_seqs}), so that every running request can decode in every step")
+        demand(self.max_model_len is None or self.max_model_len >= 2, "max_model_len", "use at least 2")
+        demand(self.num_gpu_blocks_override is None or self.num_gpu_blocks_override >= 1, "num_gpu_blocks_override", "use at least 1")
+        demand(self.kv_cache_memory_bytes is None or self.kv_cache_memory_bytes > 0, "kv_cache_memory_bytes", "use a positive number of bytes")
+        demand(self.long_prefill_token_threshold >= 0, "long_prefill_token_threshold", "use 0 (no limit) or more")
+        demand(self.num_threads is None or self.num_threads >= 1, "num_threads", "use at least 1")
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any]) -> "EngineArgs":
+        """Build from keyword options; an unknown name is an error that lists the known ones."""
+        known = {f.name for f in fields(cls)}
+        for name in options:
+            if name not in known:
+                raise ConfigError(f"unknown option '{name}'; known options: {', '.join(sorted(known))}")
+        return cls(**options)

@@ -1,0 +1,223 @@
+"""The engine, one process. A request's whole way is `step()`:
+
+    schedule   which tokens of which requests, under one budget          schedule.py
+    execute    tensors, model, KV rows written, tokens sampled           runner.py
+    update     advance, offer full blocks to the prefix cache, finish    schedule.py
+    deliver    text, stop strings, outputs                               here
+"""
+from __future__ import annotations
+
+import time
+from typing import Any, Callable, Mapping, Sequence
+
+import torch
+
+from .config import ConfigError, EngineArgs, ModelConfig
+from .kv.blocks import BlockPool
+from .kv.cache import KVCache
+from .request import Request, RequestError, RequestOutput, SamplingParams
+from .runner import ModelRunner, StepTimes
+from .schedule import Scheduler
+
+__all__ = ["LLMEngine"]
+
+DEFAULT_KV_BYTES = 256 << 20
+
+
+class LLMEngine:
+    """Add requests, call `step()` until `has_unfinished_requests()` is False.
+
+    Not thread-safe: one thread owns the engine; between two steps it may add and abort requests.
+    """
+
+    def __init__(self, args: EngineArgs, *, model: Any = None, tokenizer: Any = None, clock: Callable[[], float] = time.perf_counter) -> None:
+        from .model.decoder import load_model
+        from .tokenizer import load_tokenizer
+
+        if args.num_threads:
+            torch.set_num_threads(args.num_threads)
+        self.args = args
+        self.clock = clock
+        device = _device(args.device)
+        self.model = model or load_model(args.model, dtype=_dtype(args.dtype, device), device=device)
+        self.tokenizer = tokenizer if model is not None else load_tokenizer(args.model)
+        self.config: ModelConfig = self.model.config
+        kv_cache_dtype = str(self.model.dtype).removeprefix("torch.") if args.kv_cache_dtype == "auto" else args.kv_cache_dtype
+        self.cuda_graphs = device.type == "cuda" and not args.enforce_eager
+        num_blocks, self.max_model_len = _size_pool(args, self.config, kv_cache_dtype)
+        # A CUDA graph runs at a fixed batch width; its empty places write to a block of their own at the end.
+        self.kv = KVCache(self.config, kv_cache_dtype, args.kv_cache_layout, num_blocks + self.cuda_graphs, args.block_size, device)
+        self.pool = BlockPool(num_blocks, args.block_size, args.enable_prefix_caching)
+        self.scheduler = Scheduler(self.pool, max_num_batched_tokens=args.max_num_batched_tokens, max_num_seqs=args.max_num_seqs,
+                                   long_prefill_token_threshold=args.long_prefill_token_threshold)
+        self.runner = ModelRunner(self.model, self.kv, cuda_graphs=self.cuda_graphs, max_num_seqs=args.max_num_seqs,
+                                  max_model_len=self.max_model_len)
+        self.requests: dict[str, Request] = {}  # unfinished ones
+
+    # --- requests -------------------------------------------------------------------------------------------
+
+    def add_request(self, request_id: str, prompt: str | Sequence[int] | Mapping[str, Any], params: SamplingParams | None = None, *,
+                    cache_salt: str | None = None, stream: bool = False) -> Request:
+        """Queue one request. `prompt` is a text, a list of token ids, or vLLM's dict form with
+        `prompt` or `prompt_token_ids` and an optional `cache_salt`. With `stream` every step's output carries the text so far;
+        without it the text is decoded once, at the end.
+
+        Raises:
+            RequestError: the request can never be served; nothing was queued.
+        """
+        if request_id in self.requests:
+            raise RequestError(f"request_id={request_id!r}: is in use by an unfinished request; choose another")
+        text, ids, salt = self._read_prompt(prompt)
+        params = params or SamplingParams()
+        request = Request(request_id, ids, params, max_model_len=self.max_model_len,
+                          eos_token_ids=self.config.eos_token_ids, arrival_s=self.clock(),
+                          cache_salt=cache_salt if cache_salt is not None else salt, prompt=text, stream=stream)
+        if params.stop and self.tokenizer is None:
+            raise RequestError("stop: this model has no tokenizer, so stop strings cannot be seen; use stop_token_ids")
+        if self.tokenizer is not None and (stream or params.stop):
+            request.detokenizer = self.tokenizer.stream_decoder()
+        self.scheduler.add(request)
+        self.requests[request_id] = request
+        return request
+
+    def abort_request(self, request_id: str) -> RequestOutput | None:
+        """End a request now and give its blocks back; an unknown or finished one is left alone."""
+        request = self.requests.pop(request_id, None)
+        if request is None:
+            return None
+        self.scheduler.now_s = self.clock()
+        self.scheduler.abort(request)
+        return self._output(request)
+
+    def has_unfinished_requests(self) -> bool:
+        return bool(self.requests)
+
+    # --- one iteration --------------------------------------------------------------------------------------
+
+    def step(self) -> list[RequestOutput]:
+        """One iteration; returns an output for each request that got a token or ended."""
+        times, clock = self.runner.times, self.clock
+        start = clock()
+        step = self.scheduler.schedule(start)
+        scheduled = clock()
+        sampled = step.sampled()
+        tokens = self.runner.execute(step) if step.num_tokens else []
+        executed = clock()
+        self.scheduler.update(step, tokens, executed)
+        outputs = self._deliver(sampled, step.failed)
+        times.steps += 1
+        times.schedule_s += scheduled - start
+        times.update_s += clock() - executed
+        return outputs
+
+    def _deliver(self, sampled: list[Request], failed: list[Request]) -> list[RequestOutput]:
+        outputs = []
+        for request in sampled:
+            if request.detokenizer is not None:
+                self._decode_text(request)
+            if request.finished:
+                del self.requests[request.request_id]
+            if request.finished or request.stream:
+                outputs.append(self._output(request))
+        for request in failed:
+            del self.requests[request.request_id]
+            outputs.append(self._output(request))
+        return outputs
+
+    def _decode_text(self, request: Request) -> None:
+        """Append the new token's text; a stop string cuts the text before it and ends the request."""
+        token = request.token_ids[-1]
+        ended_by_token = request.finish_reason == "stop"
+        seen = len(request.text)
+        if not ended_by_token:
+            request.text += request.detokenizer.feed(token)
+        if request.finished:
+            request.text += request.detokenizer.finish()
+        for stop in request.params.stop:
+            # A stop string may straddle tokens: look back as far as its own length.
+            at = request.text.find(stop, max(0, seen - len(stop) + 1))
+            if at >= 0:
+                request.text = request.text[:at]
+                request.stop_reason = stop
+                if not request.finished:
+                    self.scheduler.finish(request, "stop")
+                request.finish_reason = "stop"
+                return
+
+    def _output(self, request: Request) -> RequestOutput:
+        if request.finished and request.detokenizer is None and self.tokenizer is not None:
+            ids = request.output_token_ids
+            request.text = self.tokenizer.decode(ids[:-1] if request.finish_reason == "stop" else ids)
+        if request.finished and request.logprobs and self.tokenizer is not None:
+            for entry in request.logprobs:
+                for token, logprob in entry.items():
+                    logprob.decoded_token = self.tokenizer.decode([token], skip_special_tokens=False)
+        return RequestOutput.of(request)
+
+    def _read_prompt(self, prompt: str | Sequence[int] | Mapping[str, Any]) -> tuple[str | None, list[int], str | None]:
+        salt = None
+        if isinstance(prompt, Mapping):
+            extra = set(prompt) - {"prompt", "prompt_token_ids", "cache_salt"}
+            if extra or not {"prompt", "prompt_token_ids"} & set(prompt):
+                raise RequestError(f"prompt: a dict holds 'prompt' or 'prompt_token_ids', and optionally 'cache_salt'; got {sorted(prompt)}")
+            salt = prompt.get("cache_salt")
+            if salt is not None and not isinstance(salt, str):
+                raise RequestError(f"cache_salt={salt!r}: use a string")
+            prompt = prompt["prompt_token_ids"] if "prompt_token_ids" in prompt else prompt["prompt"]
+        if isinstance(prompt, str):
+            if self.tokenizer is None:
+                raise RequestError("prompt: this model has no tokenizer; send prompt_token_ids")
+            return prompt, self.tokenizer.encode(prompt), salt
+        ids = [int(token) for token in prompt]
+        bad = next((token for token in ids if not 0 <= token < self.config.vocab_size), None)
+        if bad is not None:
+            raise RequestError(f"prompt_token_ids: {bad} is not a token; ids go from 0 to {self.config.vocab_size - 1}")
+        return None, ids, salt
+
+    # --- what can be seen from outside ----------------------------------------------------------------------
+
+    @property
+    def num_free_blocks(self) -> int:
+        return self.pool.num_free_blocks
+
+    @property
+    def times(self) -> StepTimes:
+        return self.runner.times
+
+    def reset_prefix_cache(self) -> None:
+        self.pool.reset_prefix_cache()
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise ConfigError(f"device='{name}': torch sees no CUDA device; use device='cpu' or install a CUDA build of torch")
+    return torch.device(name)
+
+
+def _dtype(name: str, device: torch.device) -> torch.dtype:
+    if name == "auto":
+        name = "float32" if device.type == "cpu" else "bfloat16"
+    return getattr(torch, name)
+
+
+def _size_pool(args: EngineArgs, config: ModelConfig, kv_cache_dtype: str) -> tuple[int, int]:
+    """Blocks in the pool, and the longest sequence this engine takes."""
+    block_bytes = KVCache.block_nbytes(config, kv_cache_dtype, args.block_size)
+    longest = args.max_model_len or config.max_position_embeddings
+    if longest > config.max_position_embeddings:
+        raise ConfigError(f"max_model_len={longest}: the model's positions end at {config.max_position_embeddings}")
+    if args.num_gpu_blocks_override is not None:
+        num_blocks = args.num_gpu_blocks_override
+    elif args.kv_cache_memory_bytes is not None:
+        num_blocks = args.kv_cache_memory_bytes // block_bytes
+        if not num_blocks:
+            raise ConfigError(f"kv_cache_memory_bytes={args.kv_cache_memory_bytes}: one block of {args.block_size} tokens takes {block_bytes}; "
+                              f"give more memory or a smaller block_size")
+    else:
+        wanted = args.max_num_seqs * -(-longest // args.block_size)
+        num_blocks = max(1, min(wanted, DEFAULT_KV_BYTES // block_bytes))
+    if args.max_model_len is None:
+        longest = min(longest, num_blocks * args.block_size)
+    return num_blocks, longest

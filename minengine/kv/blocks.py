@@ -1,0 +1,159 @@
+"""The block pool: who holds which block, which blocks can be found again by content, which go first.
+
+A block is a number. It is in exactly one of three states:
+  held    reference count > 0: in the table of one or more requests
+  cached  reference count 0, content known by hash: can be found again, or evicted in LRU order
+  free    reference count 0, content unknown: handed out first
+Pure Python, no tensors: the engine, the simulator and the book's pages run this same file.
+"""
+from __future__ import annotations
+
+import struct
+from collections import OrderedDict, deque
+from hashlib import sha256
+from typing import Iterable, Sequence
+
+__all__ = ["BlockPool", "OutOfBlocks", "block_hash", "root_hash"]
+
+
+class OutOfBlocks(RuntimeError):
+    """Asked for more blocks than can be freed; nothing was changed."""
+
+
+def root_hash(cache_salt: str | None = None) -> bytes:
+    """The parent of a prompt's first block. Tenants with different salts can never find each other's blocks.
+
+    The tag keeps "no salt" apart from every salt, the empty one included.
+    """
+    return sha256(b"minengine:root:none" if cache_salt is None else b"minengine:root:salt:" + cache_salt.encode("utf-8", "surrogatepass")).digest()
+
+
+def block_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:
+    """SHA-256 of a full block: its tokens AND all that came before it (through `parent`)."""
+    return sha256(b"minengine:block:" + parent + struct.pack(f"<{len(token_ids)}I", *token_ids)).digest()
+
+
+class BlockPool:
+    """`num_blocks` blocks of `block_size` tokens with reference counts and a content index."""
+
+    def __init__(self, num_blocks: int, block_size: int, enable_prefix_caching: bool = True) -> None:
+        if num_blocks < 1:
+            raise ValueError(f"num_blocks={num_blocks}: the pool needs at least one block")
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.enable_prefix_caching = enable_prefix_caching
+        self.ref_counts = [0] * num_blocks
+        self._free: deque[int] = deque(range(num_blocks))
+        self._cached: OrderedDict[int, None] = OrderedDict()  # oldest first
+        self._hash_of: list[bytes | None] = [None] * num_blocks
+        self._block_of: dict[bytes, int] = {}
+        self.num_evictions = 0
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that can be handed out: free ones, and cached ones that nobody holds."""
+        return len(self._free) + len(self._cached)
+
+    @property
+    def num_cached_blocks(self) -> int:
+        """Blocks that can be found by content, held or not."""
+        return len(self._block_of)
+
+    def blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def allocate(self, n: int) -> list[int]:
+        """Take `n` blocks with unknown content, each held once. Evicts the least recently used cached blocks.
+
+        Raises:
+            OutOfBlocks: fewer than `n` can be handed out; nothing is taken.
+        """
+        if n > self.num_free_blocks:
+            raise OutOfBlocks(f"{n} blocks asked for, {self.num_free_blocks} of {self.num_blocks} can be handed out")
+        taken = []
+        for _ in range(n):
+            if self._free:
+                block = self._free.popleft()
+            else:
+                block, _ = self._cached.popitem(last=False)
+                self._forget(block)
+                self.num_evictions += 1
+            self.ref_counts[block] = 1
+            taken.append(block)
+        return taken
+
+    def share(self, block_ids: Iterable[int]) -> None:
+        """Hold cached blocks once more (a prefix hit)."""
+        for block in block_ids:
+            if self.ref_counts[block] == 0:
+                del self._cached[block]  # KeyError: a free block has no content to share
+            self.ref_counts[block] += 1
+
+    def release(self, block_ids: Sequence[int]) -> None:
+        """Let go of a request's blocks. The last block goes first in line for eviction, so prefixes live longest.
+
+        Raises:
+            ValueError: a block that nobody holds; nothing is changed.
+        """
+        for block in block_ids:
+            if self.ref_counts[block] <= 0:
+                raise ValueError(f"block {block} is released and nobody holds it")
+        for block in reversed(block_ids):
+            self.ref_counts[block] -= 1
+            if self.ref_counts[block] == 0:
+                if self._hash_of[block] is None:
+                    self._free.append(block)
+                else:
+                    self._cached[block] = None
+
+    def find(self, hashes: Iterable[bytes]) -> list[int]:
+        """The blocks of the longest known prefix of a hash chain; holds nothing."""
+        found: list[int] = []
+        for h in hashes:
+            block = self._block_of.get(h)
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def num_idle(self, block_ids: Iterable[int]) -> int:
+        """How many of these nobody holds: sharing them takes that many out of `num_free_blocks`."""
+        return sum(self.ref_counts[block] == 0 for block in block_ids)
+
+    def register(self, block: int, h: bytes) -> None:
+        """Make a held, fully computed block findable. The first block with a given content stays the known one."""
+        if self.enable_prefix_caching and h not in self._block_of and self._hash_of[block] is None:
+            self._block_of[h] = block
+            self._hash_of[block] = h
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all contents. Held blocks stay held; they just cannot be found any more."""
+        for block in list(self._cached):
+            self._free.append(block)
+        self._cached.clear()
+        self._block_of.clear()
+        self._hash_of = [None] * self.num_blocks
+
+    def check(self, tables: Iterable[Sequence[int]]) -> None:
+        """Raise AssertionError unless free + cached + held is the whole pool and counts equal the tables' references."""
+        held = [0] * self.num_blocks
+        for table in tables:
+            assert len(set(table)) == len(table), f"a block stands twice in one table: {table}"
+            for block in table:
+                held[block] += 1
+        assert held == self.ref_counts, "reference counts differ from the requests' block tables"
+        free, cached = set(self._free), set(self._cached)
+        in_use = {block for block, count in enumerate(held) if count}
+        assert len(free) == len(self._free), "a block is free twice"
+        assert not (free & cached or free & in_use or cached & in_use), "a block is in two states"
+        assert len(free) + len(cached) + len(in_use) == self.num_blocks, (
+            f"blocks leaked: free {len(free)} + cached {len(cached)} + held {len(in_use)} != {self.num_blocks}")
+        assert all(self._hash_of[block] == h for h, block in self._block_of.items()), "the content index is inconsistent"
+        assert sum(h is not None for h in self._hash_of) == len(self._block_of), "a hash has no entry in the index"
+        assert all(self._hash_of[block] is None for block in free), "a free block has content"
+
+    def _forget(self, block: int) -> None:
+        h = self._hash_of[block]
+        if h is not None:
+            del self._block_of[h]
+            self._hash_of[block] = None

@@ -1,0 +1,104 @@
+"""The public face: `LLM(...).generate(...)`, with vLLM's names and prompt forms."""
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Any, Iterator, Mapping, Sequence
+
+from .config import EngineArgs
+from .engine import LLMEngine
+from .request import RequestError, RequestOutput, SamplingParams
+
+__all__ = ["CacheInfo", "LLM"]
+
+Prompt = str | Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class CacheInfo:
+    """The KV pool as it is now."""
+
+    num_blocks: int
+    num_free_blocks: int
+    num_cached_blocks: int
+    block_size: int
+    nbytes: int
+    layout: str
+    kv_cache_dtype: str
+
+
+class LLM:
+    """A model with its engine, in this process.
+
+    Args:
+        model: "smollm2", or a local Hugging Face directory.
+        options: any field of `EngineArgs`, e.g. `kv_cache_dtype="fp8"`, `block_size=64`, `max_num_batched_tokens=512`.
+    """
+
+    def __init__(self, model: str = "smollm2", **options: Any) -> None:
+        self.llm_engine = LLMEngine(EngineArgs.from_options({"model": model, **options}))
+        self._ids = itertools.count()
+
+    def generate(self, prompts: Prompt | Sequence[Prompt], sampling_params: SamplingParams | Sequence[SamplingParams] | None = None
+                 ) -> list[RequestOutput]:
+        """Serve all prompts together; the outputs come in the prompts' order.
+
+        A prompt is a text, `{"prompt": text}` or `{"prompt_token_ids": [...]}`, the dicts with an optional `cache_salt`.
+
+        Raises:
+            RequestError: a prompt cannot be served; none of them is then run.
+        """
+        many = [prompts] if isinstance(prompts, (str, Mapping)) else list(prompts)
+        params = list(sampling_params) if isinstance(sampling_params, (list, tuple)) else [sampling_params or SamplingParams()] * len(many)
+        if len(params) != len(many):
+            raise RequestError(f"sampling_params: {len(params)} given for {len(many)} prompts; give one, or one a prompt")
+        added: list[str] = []
+        try:
+            for prompt, p in zip(many, params):
+                added.append(self.llm_engine.add_request(f"generate-{next(self._ids)}", prompt, p).request_id)
+            mine, done = set(added), {}
+            while len(done) < len(mine):
+                done.update((out.request_id, out) for out in self.llm_engine.step() if out.finished and out.request_id in mine)
+        finally:  # a refused prompt or Ctrl-C leaves nothing behind
+            for request_id in added:
+                self.llm_engine.abort_request(request_id)
+        return [done[request_id] for request_id in added]
+
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
+        """Serve one prompt; yields the output so far after each token. Closing the iterator aborts the request."""
+        request_id = f"stream-{next(self._ids)}"
+        self.llm_engine.add_request(request_id, prompt, sampling_params, stream=True)
+        try:
+            finished = False
+            while not finished:
+                for out in self.llm_engine.step():
+                    if out.request_id == request_id:
+                        finished = out.finished
+                        yield out
+        finally:
+            self.llm_engine.abort_request(request_id)
+
+    def chat(self, messages: Sequence[Mapping[str, str]], sampling_params: SamplingParams | None = None) -> RequestOutput:
+        """Answer a conversation `[{"role": ..., "content": ...}, ...]` under the model's own chat template."""
+        return self.generate(self.chat_prompt(messages), sampling_params)[0]
+
+    def chat_prompt(self, messages: Sequence[Mapping[str, str]]) -> dict[str, Any]:
+        """The prompt that `chat` sends, for use with `stream`."""
+        tokenizer = self.get_tokenizer()
+        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True)
+        return {"prompt_token_ids": tokenizer.encode(text)}
+
+    def get_tokenizer(self) -> Any:
+        if self.llm_engine.tokenizer is None:
+            raise RequestError("this model directory has no tokenizer.json; send prompt_token_ids")
+        return self.llm_engine.tokenizer
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all cached prefixes."""
+        self.llm_engine.reset_prefix_cache()
+
+    @property
+    def kv_cache(self) -> CacheInfo:
+        engine = self.llm_engine
+        return CacheInfo(engine.pool.num_blocks, engine.pool.num_free_blocks, engine.pool.num_cached_blocks, engine.kv.block_size,
+                         engine.kv.nbytes, engine.kv.layout.order, engine.kv.kv_cache_dtype)

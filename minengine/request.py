@@ -1,0 +1,201 @@
+"""A request: what is asked for, how far it has come, and what it gives back. Pure Python.
+
+One invariant holds from birth to end:  num_computed_tokens <= num_tokens <= max_model_len.
+A request has no phase. Prefill and decode are both "num_computed_tokens catches up with num_tokens".
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from random import Random
+from typing import Any
+
+__all__ = ["CompletionOutput", "Logprob", "Request", "RequestError", "RequestOutput", "SamplingParams", "Status", "Timeline"]
+
+
+class RequestError(ValueError):
+    """A request that this engine cannot serve; the message names the field and the remedy."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """How the next token is chosen and when to stop; the names are vLLM's.
+
+    Order of application: temperature, min_p, top_k, top_p. `temperature=0` takes the best token.
+    `logprobs=k` returns the k best log-probabilities of the unmodified distribution, and the chosen token's.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0 or -1: all
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: str | tuple[str, ...] | list[str] | None = None
+    stop_token_ids: tuple[int, ...] | list[int] = ()
+    max_tokens: int = 16
+    ignore_eos: bool = False
+    logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        stop = () if self.stop is None else (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        object.__setattr__(self, "stop", stop)
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+
+        def demand(ok: bool, name: str, remedy: str) -> None:
+            if not ok:
+                raise RequestError(f"{name}={getattr(self, name)!r}: {remedy}")
+
+        def number(name: str) -> float:
+            value = getattr(self, name)
+            demand(isinstance(value, (int, float)) and not isinstance(value, bool) and value == value, name, "use a number")
+            return value
+
+        def whole(name: str) -> int:
+            value = getattr(self, name)
+            demand(isinstance(value, int) and not isinstance(value, bool), name, "use a whole number")
+            return value
+
+        demand(0.0 <= number("temperature") <= 100.0, "temperature", "use 0 (greedy) to 100")
+        demand(0.0 < number("top_p") <= 1.0, "top_p", "use more than 0 and at most 1")
+        demand(whole("top_k") >= -1, "top_k", "use 0 (all tokens) or a positive number")
+        demand(0.0 <= number("min_p") <= 1.0, "min_p", "use 0 to 1")
+        demand(whole("max_tokens") >= 1, "max_tokens", "use at least 1")
+        demand(all(isinstance(s, str) and s for s in stop), "stop", "use non-empty strings")
+        demand(all(isinstance(t, int) and t >= 0 for t in self.stop_token_ids), "stop_token_ids", "use token ids, 0 or more")
+        demand(self.seed is None or isinstance(self.seed, int), "seed", "use a whole number or None")
+        demand(self.logprobs is None or 0 <= whole("logprobs") <= 50, "logprobs", "use 0 to 50, or None")
+
+
+class Status(Enum):
+    WAITING = "waiting"  # in the queue, holds no block (new, or preempted)
+    RUNNING = "running"  # holds the blocks of all its tokens
+    FINISHED = "finished"  # holds no block
+
+
+@dataclass(slots=True)
+class Timeline:
+    """When each thing happened, in seconds on the engine's clock; None until it has."""
+
+    arrival_s: float = 0.0
+    admitted_s: float | None = None  # first scheduled
+    token_s: list[float] = field(default_factory=list)  # one stamp an output token, when it was emitted
+    finished_s: float | None = None
+    num_preemptions: int = 0
+
+    @property
+    def queue_s(self) -> float | None:
+        return None if self.admitted_s is None else self.admitted_s - self.arrival_s
+
+    @property
+    def ttft_s(self) -> float | None:
+        """Time to first token, queueing included."""
+        return self.token_s[0] - self.arrival_s if self.token_s else None
+
+    @property
+    def itl_s(self) -> list[float]:
+        """Inter-token latencies: the gaps between neighbouring output tokens."""
+        return [b - a for a, b in zip(self.token_s, self.token_s[1:])]
+
+    @property
+    def e2e_s(self) -> float | None:
+        return None if self.finished_s is None else self.finished_s - self.arrival_s
+
+
+@dataclass(slots=True)
+class Logprob:
+    logprob: float
+    rank: int  # 1 is the most likely token
+    decoded_token: str | None = None
+
+
+class Request:
+    """The scheduler's view of one sequence: four counters, a block table, a hash chain, a timeline."""
+
+    __slots__ = (
+        "request_id", "params", "prompt", "token_ids", "num_prompt_tokens", "num_tokens", "num_computed_tokens", "num_cached_tokens",
+        "max_num_tokens", "stop_ids", "block_ids", "capacity", "block_hashes", "num_hashed_blocks", "cache_salt", "status",
+        "finish_reason", "stop_reason", "error", "timeline", "rng", "logprobs", "detokenizer", "text", "stream",
+    )
+
+    def __init__(self, request_id: str, prompt_token_ids: list[int], params: SamplingParams, *, max_model_len: int,
+                 eos_token_ids: tuple[int, ...] = (), arrival_s: float = 0.0, cache_salt: str | None = None,
+                 prompt: str | None = None, stream: bool = False) -> None:
+        if not prompt_token_ids:
+            raise RequestError("prompt: is empty; send at least one token")
+        if len(prompt_token_ids) >= max_model_len:
+            raise RequestError(f"prompt: has {len(prompt_token_ids)} tokens and max_model_len is {max_model_len}, which must also hold "
+                               f"one output token; shorten the prompt or raise max_model_len")
+        self.request_id = request_id
+        self.params = params
+        self.prompt = prompt
+        self.token_ids = list(prompt_token_ids)  # prompt, then output
+        self.num_prompt_tokens = self.num_tokens = len(prompt_token_ids)
+        self.num_computed_tokens = 0  # tokens whose KV is in the cache
+        self.num_cached_tokens = 0  # of the prompt, found in the cache at first admission
+        self.max_num_tokens = min(self.num_prompt_tokens + params.max_tokens, max_model_len)
+        self.stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(eos_token_ids))
+        self.block_ids: list[int] = []
+        self.capacity = 0  # tokens that block_ids can hold
+        self.block_hashes: list[bytes] = []  # of the full blocks of token_ids, as far as they were needed
+        self.num_hashed_blocks = 0  # leading blocks already offered to the prefix cache
+        self.cache_salt = cache_salt
+        self.status = Status.WAITING
+        self.finish_reason: str | None = None  # "stop" | "length" | "abort" | "error"
+        self.stop_reason: int | str | None = None  # the stop token or string that ended it
+        self.error: str | None = None
+        self.timeline = Timeline(arrival_s=arrival_s)
+        self.rng = Random(params.seed)  # one draw a sampled token, whatever the batch
+        self.logprobs: list[dict[int, Logprob]] | None = None if params.logprobs is None else []
+        self.detokenizer: Any = None
+        self.text = ""
+        self.stream = stream
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        return self.token_ids[self.num_prompt_tokens:]
+
+    @property
+    def finished(self) -> bool:
+        return self.status is Status.FINISHED
+
+    def __repr__(self) -> str:
+        return (f"Request({self.request_id!r}, {self.status.value}, prompt={self.num_prompt_tokens}, tokens={self.num_tokens}, "
+                f"computed={self.num_computed_tokens}, blocks={len(self.block_ids)})")
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    logprobs: list[dict[int, Logprob]] | None = None
+
+    @property
+    def cumulative_logprob(self) -> float | None:
+        """Sum of the chosen tokens' log-probabilities; None when logprobs were not asked for."""
+        if self.logprobs is None:
+            return None
+        return sum(entry[token].logprob for entry, token in zip(self.logprobs, self.token_ids))
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """What a request has given so far; `finished` says whether more will come."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool
+    num_cached_tokens: int
+    metrics: Timeline
+    error: str | None = None
+
+    @classmethod
+    def of(cls, request: Request) -> "RequestOutput":
+        completion = CompletionOutput(0, request.text, request.output_token_ids, request.finish_reason, request.stop_reason,
+                                      request.logprobs)
+        return cls(request.request_id, request.prompt, request.token_ids[: request.num_prompt_tokens], [completion],
+                   request.finished, request.num_cached_tokens, request.timeline, request.error)
