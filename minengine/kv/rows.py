@@ -1,0 +1,250 @@
+"""Row formats: what one token's cache row holds, byte by byte, and what is lost in writing it.
+
+A row has two parts: an MLA latent and its rotary key (`row_format`), or K and V of one head (`head_format`).
+Widths in bytes come from `minengine.arithmetic`; the 4- and 8-bit numbers from `minkernels`. Nothing here knows
+about blocks, layers or requests. Every method takes any leading dims and runs on CPU and CUDA.
+
+Numbers beyond a format's range saturate, infinities too: only a plain row of the input's own dtype keeps them.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Callable
+
+import torch
+from torch import Tensor
+
+from minengine.arithmetic import FP8_DS_MLA_GROUP, Q_BLOCK, head_row_bytes, indexer_bytes, row_bytes
+from minkernels.fp4 import E4M3_MAX, GROUP, e4m3_decode, e4m3_encode, nvfp4_dequantize, nvfp4_quantize
+from minkernels.rows import pack_row, unpack_row
+
+__all__ = ["IndexerFormat", "RowFormat", "head_format", "indexer_format", "row_format"]
+
+PLAIN = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+FLOAT_TINY = 2.0**-126  # the smallest normal float32
+ALMOST_HALF = 0.5 - 2.0**-25  # added before floor() it rounds half up, and the number below a half down
+
+
+@dataclass(frozen=True)
+class RowFormat:
+    """One row of one head. `storage_width` elements of `storage_dtype` are `nbytes` bytes."""
+
+    name: str
+    nbytes: int
+    widths: tuple[int, int]  # values in the two parts: (latent, rope), or (K, V)
+    storage_dtype: torch.dtype  # float32 or bfloat16 for plain rows, uint8 for packed ones
+    storage_width: int
+    _quantize: Callable[[Tensor, Tensor], Tensor]
+    _dequantize: Callable[[Tensor, torch.dtype], tuple[Tensor, Tensor]]
+
+    def quantize(self, a: Tensor, b: Tensor) -> Tensor:
+        """(..., widths[0]), (..., widths[1]) float -> (..., storage_width) rows.
+
+        Raises:
+            ValueError: a part's last dimension is not its width.
+        """
+        if (a.shape[-1], b.shape[-1]) != self.widths:
+            raise ValueError(f"row format '{self.name}' takes parts of {self.widths} values; got {a.shape[-1]} and {b.shape[-1]}")
+        return self._quantize(a, b)
+
+    def dequantize(self, rows: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+        """(..., storage_width) rows -> (..., widths[0]), (..., widths[1]) of `dtype`.
+
+        Plain rows of that dtype come back as views of `rows`.
+        """
+        return self._dequantize(rows, dtype)
+
+
+@dataclass(frozen=True)
+class IndexerFormat:
+    """One sparse-attention indexer key; the same fields as RowFormat for a row of one part."""
+
+    name: str
+    nbytes: int
+    width: int
+    storage_dtype: torch.dtype
+    storage_width: int
+
+    def quantize(self, keys: Tensor) -> Tensor:
+        """(..., width) float -> (..., storage_width)."""
+        if self.name in PLAIN:
+            return _store(keys, self.storage_dtype)
+        keys = _finite(keys)
+        scale = keys.abs().amax(-1, keepdim=True).div_(E4M3_MAX).clamp_(min=FLOAT_TINY)  # (..., 1)
+        return torch.cat((e4m3_encode(keys / scale), _as_bytes(scale)), dim=-1)
+
+    def dequantize(self, rows: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        """(..., storage_width) -> (..., width) of `dtype`."""
+        if self.name in PLAIN:
+            return _store(rows, dtype)
+        keys, scale = rows.split((self.width, self.nbytes - self.width), dim=-1)
+        return _store(e4m3_decode(keys) * _from_bytes(scale, torch.float32), dtype)
+
+
+def row_format(name: str, kv_lora_rank: int = 512, qk_rope_head_dim: int = 64) -> RowFormat:
+    """The MLA row of that kv_cache_dtype.
+
+    Raises:
+        ConfigError: unknown name, or widths that the format cannot hold.
+    """
+    row = row_bytes(name, kv_lora_rank, qk_rope_head_dim)
+    nbytes, widths = row.total, (kv_lora_rank, qk_rope_head_dim)
+    if name in PLAIN or name == "fp8":
+        return _whole_row(name, nbytes, widths)
+    if name == "fp8_ds_mla":
+        return RowFormat(name, nbytes, widths, torch.uint8, nbytes, _pack_fp8_ds_mla, partial(_unpack_fp8_ds_mla, tuple(row.parts.values())))
+    return RowFormat(name, nbytes, widths, torch.uint8, nbytes, pack_row, lambda rows, dtype: unpack_row(rows, *widths, dtype))
+
+
+def head_format(name: str, head_dim: int) -> RowFormat:
+    """The row of one key/value head of that kv_cache_dtype.
+
+    Raises:
+        ConfigError: unknown name, or a head_dim that the format cannot divide.
+    """
+    nbytes = head_row_bytes(name, head_dim).total
+    widths = (head_dim, head_dim)
+    if name in PLAIN or name == "fp8":
+        return _whole_row(name, nbytes, widths)
+    pack, unpack = {"nvfp4": (_pack_nvfp4, _unpack_nvfp4), "q8_0": (_pack_q8_0, _unpack_q8_0), "q4_0": (_pack_q4_0, _unpack_q4_0)}[name]
+
+    def quantize(k: Tensor, v: Tensor) -> Tensor:
+        return pack(torch.stack((k, v), dim=-2)).flatten(-2)  # both halves in one pass
+
+    def dequantize(rows: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        return unpack(rows.unflatten(-1, (2, nbytes // 2)), dtype).unbind(-2)
+
+    return RowFormat(name, nbytes, widths, torch.uint8, nbytes, quantize, dequantize)
+
+
+def indexer_format(kv_cache_dtype: str, width: int) -> IndexerFormat:
+    """The indexer key kept beside rows of that kv_cache_dtype: plain beside plain ones, else E4M3 with an FP32 scale.
+
+    Raises:
+        ConfigError: a kv_cache_dtype that is not a latent row's.
+    """
+    nbytes = indexer_bytes(kv_cache_dtype, width).total
+    dtype = PLAIN.get(kv_cache_dtype, torch.uint8)
+    return IndexerFormat(kv_cache_dtype, nbytes, width, dtype, nbytes // dtype.itemsize)
+
+
+# --- rows whose values are all of one type: float32, bfloat16, unscaled fp8 --------------------------------
+
+def _whole_row(name: str, nbytes: int, widths: tuple[int, int]) -> RowFormat:
+    storage = PLAIN.get(name, torch.uint8)
+
+    def quantize(a: Tensor, b: Tensor) -> Tensor:
+        values = torch.cat((a, b), dim=-1)
+        return e4m3_encode(values) if name == "fp8" else _store(values, storage)
+
+    def dequantize(rows: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        values = e4m3_decode(rows, dtype) if name == "fp8" else _store(rows, dtype)
+        return values[..., : widths[0]], values[..., widths[0] :]
+
+    return RowFormat(name, nbytes, widths, storage, nbytes // storage.itemsize, quantize, dequantize)
+
+
+# --- fp8_ds_mla: E4M3 latent, one power-of-two FP32 scale per 128 values, BF16 rope ------------------------
+
+def _pack_fp8_ds_mla(latent: Tensor, rope: Tensor) -> Tensor:
+    """The last group is shorter where the rank is no multiple of 128.
+
+    scale = the least power of two that brings the group's largest magnitude to 448 or below.
+    """
+    rank = latent.shape[-1]
+    groups = _groups(torch.nn.functional.pad(_finite(latent), (0, -rank % FP8_DS_MLA_GROUP)), FP8_DS_MLA_GROUP)
+    wanted = groups.abs().amax(-1).div_(E4M3_MAX).clamp_(min=FLOAT_TINY)  # (..., groups)
+    mantissa, exponent = torch.frexp(wanted)  # wanted = mantissa * 2^exponent, .5 <= mantissa < 1
+    scales = torch.ldexp(torch.ones_like(wanted), exponent - (mantissa == 0.5).int())
+    packed = e4m3_encode(groups / scales.unsqueeze(-1)).flatten(-2)[..., :rank]
+    return torch.cat((packed, _as_bytes(scales), _as_bytes(_store(rope, torch.bfloat16))), dim=-1)
+
+
+def _unpack_fp8_ds_mla(parts: tuple[int, int, int], rows: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    latent, scales, rope = rows.split(parts, dim=-1)
+    scale = _from_bytes(scales, torch.float32).repeat_interleave(FP8_DS_MLA_GROUP, dim=-1)[..., : latent.shape[-1]]
+    return _store(e4m3_decode(latent) * scale, dtype), _store(_from_bytes(rope, torch.bfloat16), dtype)
+
+
+# --- grouped heads in groups with a scale: (..., n) values <-> (..., bytes) --------------------------------
+
+def _pack_nvfp4(x: Tensor) -> Tensor:
+    return torch.cat(nvfp4_quantize(x), dim=-1)
+
+
+def _unpack_nvfp4(raw: Tensor, dtype: torch.dtype) -> Tensor:
+    scales = raw.shape[-1] // (GROUP // 2 + 1)
+    return nvfp4_dequantize(raw[..., :-scales], raw[..., -scales:], dtype)
+
+
+def _pack_q8_0(x: Tensor) -> Tensor:
+    """llama.cpp's block: FP16 d = amax/127, then 32 int8 of x/d, halves away from zero."""
+    blocks = _blocks(x, 127)
+    d = blocks.abs().amax(-1, keepdim=True) / 127  # (..., n/32, 1)
+    scaled = blocks * _inverse(d)
+    q = scaled.abs().add_(ALMOST_HALF).floor_().copysign_(scaled).to(torch.int8)
+    return torch.cat((_as_bytes(d.half()), q.view(torch.uint8)), dim=-1).flatten(-2)
+
+
+def _unpack_q8_0(raw: Tensor, dtype: torch.dtype) -> Tensor:
+    d, q = _groups(raw, 2 + Q_BLOCK).split((2, Q_BLOCK), dim=-1)
+    return _store(q.view(torch.int8) * _from_bytes(d, torch.float16).float(), dtype).flatten(-2)
+
+
+def _pack_q4_0(x: Tensor) -> Tensor:
+    """llama.cpp's block: FP16 d = (the value of largest magnitude)/-8, then 16 bytes; byte j holds values j and j+16."""
+    blocks = _blocks(x, 8)
+    extreme = blocks.gather(-1, blocks.abs().argmax(-1, keepdim=True))  # (..., n/32, 1), with its sign
+    d = extreme / -8
+    # In float64, as a fused multiply-add would round: the sum lies close to an integer where x is the extreme.
+    q = (blocks.double() * _inverse(d).double() + 8.5).float().floor_().clamp_(0, 15).to(torch.uint8)
+    return torch.cat((_as_bytes(d.half()), q[..., :16] | (q[..., 16:] << 4)), dim=-1).flatten(-2)
+
+
+def _unpack_q4_0(raw: Tensor, dtype: torch.dtype) -> Tensor:
+    d, packed = _groups(raw, 2 + Q_BLOCK // 2).split((2, Q_BLOCK // 2), dim=-1)
+    q = torch.cat((packed & 15, packed >> 4), dim=-1).to(torch.int8) - 8
+    return _store(q * _from_bytes(d, torch.float16).float(), dtype).flatten(-2)
+
+
+def _blocks(x: Tensor, levels: int) -> Tensor:
+    """(..., n) -> (..., n/32, 32) float32, clamped to what `levels` steps of the largest FP16 scale reach."""
+    limit = levels * torch.finfo(torch.float16).max
+    return _groups(x.float().clamp(-limit, limit), Q_BLOCK)
+
+
+def _inverse(d: Tensor) -> Tensor:
+    """1/d, and 0 where d is 0 or its reciprocal would overflow."""
+    return torch.where(d.abs() < FLOAT_TINY, 0.0, 1 / d)
+
+
+# --- bytes -------------------------------------------------------------------------------------------------
+
+def _groups(x: Tensor, size: int) -> Tensor:
+    """(..., n) -> (..., n/size, size)."""
+    return x.unflatten(-1, (x.shape[-1] // size, size))
+
+
+def _store(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x in `dtype`, saturating where that is narrower; x itself where it has that dtype."""
+    if x.dtype == dtype:
+        return x
+    limit = torch.finfo(dtype).max
+    return x.to(dtype) if torch.finfo(x.dtype).max <= limit else x.clamp(-limit, limit).to(dtype)
+
+
+def _finite(x: Tensor) -> Tensor:
+    """float32, with infinities brought back to the largest finite value."""
+    limit = torch.finfo(torch.float32).max
+    return x.float().clamp(-limit, limit)
+
+
+def _as_bytes(x: Tensor) -> Tensor:
+    """(..., n) -> (..., n * itemsize) uint8."""
+    return x.contiguous().view(torch.uint8)
+
+
+def _from_bytes(raw: Tensor, dtype: torch.dtype) -> Tensor:
+    """(..., n * itemsize) uint8 part of a row -> (..., n); copied, since a part need not be aligned."""
+    return raw.clone(memory_format=torch.contiguous_format).view(dtype)
