@@ -197,8 +197,7 @@ def _pack_q4_0(x: Tensor) -> Tensor:
     blocks = _blocks(x, 8)
     extreme = blocks.gather(-1, blocks.abs().argmax(-1, keepdim=True))  # (..., n/32, 1), with its sign
     d = extreme / -8
-    # In float64, as a fused multiply-add would round: the sum lies close to an integer where x is the extreme.
-    q = (blocks.double() * _inverse(d).double() + 8.5).float().floor_().clamp_(0, 15).to(torch.uint8)
+    q = (blocks * _inverse(d)).add_(8.5).floor_().clamp_(max=15).to(torch.uint8)
     return torch.cat((_as_bytes(d.half()), q[..., :16] | (q[..., 16:] << 4)), dim=-1).flatten(-2)
 
 
@@ -235,8 +234,8 @@ def _store(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _finite(x: Tensor) -> Tensor:
-    """float32, with infinities brought back to the largest finite value."""
-    limit = torch.finfo(torch.float32).max
+    """float32 within +-1.875 * 2^127: beyond it rounding to E4M3's three bits would reach 2^128 on the way back."""
+    limit = 1.875 * 2.0**127
     return x.float().clamp(-limit, limit)
 
 
