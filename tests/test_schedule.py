@@ -20,7 +20,7 @@ def scheduler(blocks=64, budget=64, seqs=8, **options):
 
 def run_step(s, token=7):
     """One iteration under the rules that hold for every iteration; returns the step and who ended."""
-    before = {r.request_id: (r.num_computed_tokens, r.num_tokens) for r in s.running}
+    before = {r.request_id: r for r in s.running}
     could_decode = [r for r in s.running if r.num_tokens - r.num_computed_tokens == 1]
     step = s.schedule()
     assert step.num_tokens <= s.max_num_batched_tokens
@@ -36,7 +36,8 @@ def run_step(s, token=7):
     names = [r.request_id for r in step.decodes] + [c.request.request_id for c in step.prefills]
     assert len(set(names)) == len(names), "a request stands twice in one step"
     if step.preempted:
-        assert all(r.request_id in before for r in step.decodes), "somebody overtook a preempted request"
+        lost = {r.request_id for r in step.preempted}
+        assert set(names) <= before.keys() - lost, "a request was admitted in the step that preempted another"
     ended = s.update(step, [token] * len(step.sampled()))
     s.check()
     return step, ended
