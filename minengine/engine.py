@@ -14,7 +14,7 @@ import torch
 
 from .config import ConfigError, EngineArgs, ModelConfig
 from .kv.blocks import BlockPool
-from .kv.cache import KVCache
+from .kv.cache import KVCache, cache_layout
 from .request import Request, RequestError, RequestOutput, SamplingParams
 from .runner import ModelRunner, StepTimes
 from .schedule import Scheduler
@@ -46,7 +46,8 @@ class LLMEngine:
         self.cuda_graphs = device.type == "cuda" and not args.enforce_eager
         num_blocks, self.max_model_len = _size_pool(args, self.config, kv_cache_dtype)
         # A CUDA graph runs at a fixed batch width; its empty places write to a block of their own at the end.
-        self.kv = KVCache(self.config, kv_cache_dtype, args.kv_cache_layout, num_blocks + self.cuda_graphs, args.block_size, device)
+        self.kv = KVCache(self.config, kv_cache_dtype, args.kv_cache_layout, num_blocks + self.cuda_graphs, args.block_size, device,
+                          self.model.dtype)
         self.pool = BlockPool(num_blocks, args.block_size, args.enable_prefix_caching)
         self.scheduler = Scheduler(self.pool, max_num_batched_tokens=args.max_num_batched_tokens, max_num_seqs=args.max_num_seqs,
                                    long_prefill_token_threshold=args.long_prefill_token_threshold)
@@ -204,7 +205,7 @@ def _dtype(name: str, device: torch.device) -> torch.dtype:
 
 def _size_pool(args: EngineArgs, config: ModelConfig, kv_cache_dtype: str) -> tuple[int, int]:
     """Blocks in the pool, and the longest sequence this engine takes."""
-    block_bytes = KVCache.block_nbytes(config, kv_cache_dtype, args.block_size)
+    block_bytes = cache_layout(config, kv_cache_dtype, args.kv_cache_layout, 1, args.block_size).nbytes
     longest = args.max_model_len or config.max_position_embeddings
     if longest > config.max_position_embeddings:
         raise ConfigError(f"max_model_len={longest}: the model's positions end at {config.max_position_embeddings}")

@@ -101,4 +101,4 @@ class LLM:
     def kv_cache(self) -> CacheInfo:
         engine = self.llm_engine
         return CacheInfo(engine.pool.num_blocks, engine.pool.num_free_blocks, engine.pool.num_cached_blocks, engine.kv.block_size,
-                         engine.kv.nbytes, engine.kv.layout.order, engine.kv.kv_cache_dtype)
+                         engine.kv.nbytes, engine.kv.layout, engine.kv.kv_cache_dtype)

@@ -11,7 +11,7 @@ from minengine.config import HEAD_DTYPES, LATENT_DTYPES, ConfigError, ModelConfi
 from minengine.kv.layout import KVLayout
 from minengine.kv.rows import IndexerFormat, RowFormat, head_format, indexer_format, row_format
 
-__all__ = ["KVCache", "cache_format"]
+__all__ = ["KVCache", "cache_format", "cache_layout"]
 
 
 def cache_format(config: ModelConfig, kv_cache_dtype: str) -> RowFormat:
@@ -25,6 +25,13 @@ def cache_format(config: ModelConfig, kv_cache_dtype: str) -> RowFormat:
         kind = "latent rows" if config.is_latent else "grouped heads"
         raise ConfigError(f"kv_cache_dtype='{kv_cache_dtype}' does not fit {config.architecture}, whose cache holds {kind}; use one of {', '.join(fitting)}")
     return row_format(kv_cache_dtype, *config.kv_widths) if config.is_latent else head_format(kv_cache_dtype, config.kv_widths[0])
+
+
+def cache_layout(config: ModelConfig, kv_cache_dtype: str, layout: str, num_blocks: int, block_size: int) -> KVLayout:
+    """Where everything lies in a pool of `num_blocks` blocks; `.nbytes` is what the pool will take."""
+    indexer = indexer_format(kv_cache_dtype, config.indexer_width).nbytes if config.num_indexer_layers else 0
+    return KVLayout(layout, config.num_hidden_layers, num_blocks, config.kv_heads, block_size,
+                    cache_format(config, kv_cache_dtype).nbytes, config.num_indexer_layers, indexer)
 
 
 class KVCache:
@@ -42,13 +49,13 @@ class KVCache:
         """
         self.fmt = cache_format(config, kv_cache_dtype)
         self.indexer_fmt = indexer_format(kv_cache_dtype, config.indexer_width) if config.num_indexer_layers else None
-        self.kv_layout = KVLayout(layout, config.num_hidden_layers, num_blocks, config.kv_heads, block_size, self.fmt.nbytes,
-                                  config.num_indexer_layers, self.indexer_fmt.nbytes if self.indexer_fmt else 0)
+        self.kv_layout = cache_layout(config, kv_cache_dtype, layout, num_blocks, block_size)
         self.kv_cache_dtype = kv_cache_dtype
         self.layout = layout
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.dtype = dtype
+        self.device = torch.device(device)
         self.storage = torch.zeros(self.kv_layout.nbytes, dtype=torch.uint8, device=device)
         rows = self._typed(self.fmt, self.kv_layout.shape, self.kv_layout.strides, self.kv_layout.offset)  # (L, B, H, N, W)
         self._pages = [_Pages(layer) for layer in rows.transpose(2, 3)]
@@ -84,8 +91,6 @@ class KVCache:
     def _typed(self, fmt: RowFormat | IndexerFormat, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> Tensor:
         """The byte view's twin in the format's storage dtype; its channels are `storage_width` elements."""
         size = fmt.storage_dtype.itemsize
-        if offset % size or any(stride % size for stride in strides[:-1]):
-            raise ConfigError(f"block_size={self.block_size}: layout '{self.layout}' puts {fmt.storage_dtype} rows at odd bytes; use a multiple of 16")
         steps = (*(stride // size for stride in strides[:-1]), 1)
         return self.storage.view(fmt.storage_dtype).as_strided((*shape[:-1], fmt.storage_width), steps, offset // size)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..config import ConfigError, ModelConfig, model_config
 
-__all__ = ["PACKAGED_MODELS", "SafetensorsSource", "WeightSource", "open_model", "resolve_model", "torch_dtype"]
+__all__ = ["PACKAGED_MODELS", "SafetensorsSource", "WeightSource", "list_models", "open_model", "resolve_model", "torch_dtype"]
 
 # name -> (package that carries the file, the file, how to install it)
 PACKAGED_MODELS = {
@@ -24,6 +24,11 @@ PACKAGED_MODELS = {
 }
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def list_models() -> tuple[str, ...]:
+    """Names that `LLM(name)` takes besides a local path."""
+    return tuple(PACKAGED_MODELS)
 
 
 def torch_dtype(name: str | torch.dtype) -> torch.dtype:
@@ -67,7 +72,7 @@ def open_model(name_or_path: str | Path, dtype: str | torch.dtype = torch.float3
 
         file = GGUFFile(path)
         config = gguf_config(file)
-        return config, GGUFSource(file, config, torch_dtype(dtype), torch.device(device))
+        return config, GGUFSource(file, torch_dtype(dtype), torch.device(device))
     return read_config(path), SafetensorsSource(path, torch_dtype(dtype), torch.device(device))
 
 
