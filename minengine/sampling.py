@@ -52,7 +52,7 @@ def distribution(logits: Tensor, *, temperature: Sequence[float], min_p: Sequenc
         return torch.tensor(values, dtype=torch.float32, device=logits.device).unsqueeze(-1)  # (S, 1)
 
     vocab = logits.shape[-1]
-    ordered, token_ids = logits.float().sort(-1, descending=True, stable=True)
+    ordered, token_ids = logits.float().sort(dim=-1, descending=True, stable=True)
     probs = ((ordered - ordered[:, :1]) / column(temperature)).softmax(-1)
     keep = probs >= column(min_p) * probs[:, :1]
     if any(k > 0 for k in top_k):
