@@ -27,20 +27,23 @@ DEFAULT_KV_BYTES = 256 << 20
 class LLMEngine:
     """Add requests, call `step()` until `has_unfinished_requests()` is False.
 
-    Not thread-safe: one thread owns the engine; between two steps it may add and abort requests.
+    Not thread-safe: one thread owns the engine; between two steps it may add and abort requests. Engines may share a loaded
+    `model` and its `tokenizer`; each has a cache of its own.
     """
 
     def __init__(self, args: EngineArgs, *, model: Any = None, tokenizer: Any = None, clock: Callable[[], float] = time.perf_counter) -> None:
-        from .model.decoder import load_model
-        from .tokenizer import load_tokenizer
-
         if args.num_threads:
             torch.set_num_threads(args.num_threads)
         self.args = args
         self.clock = clock
         device = _device(args.device)
-        self.model = model or load_model(args.model, dtype=_dtype(args.dtype, device), device=device)
-        self.tokenizer = tokenizer if model is not None else load_tokenizer(args.model)
+        if model is None:
+            from .model.decoder import load_model
+            from .tokenizer import load_tokenizer
+
+            model = load_model(args.model, dtype=_dtype(args.dtype, device), device=device)
+            tokenizer = load_tokenizer(args.model)
+        self.model, self.tokenizer = model, tokenizer
         self.config: ModelConfig = self.model.config
         kv_cache_dtype = str(self.model.dtype).removeprefix("torch.") if args.kv_cache_dtype == "auto" else args.kv_cache_dtype
         self.cuda_graphs = device.type == "cuda" and not args.enforce_eager
