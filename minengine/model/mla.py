@@ -110,7 +110,7 @@ class LatentAttention:
         tables, lens = batch.decode_block_tables, batch.decode_seq_lens
         rows = batch.max_decode_len if choice is None else choice.shape[1]
         outputs = []
-        for run in runs(len(tables), rows * (self.heads + sum(kv.fmt.widths))):
+        for run in runs(len(tables), rows * (self.heads + sum(kv.fmt.widths)), lens.device):
             if choice is None:
                 latent, rope = (part[:, :rows, 0] for part in kv.read_blocks(self.layer, tables[run]))  # (r, S, R), (r, S, rope)
                 absent = torch.arange(rows, device=lens.device) >= lens[run, None]  # (r, S)
@@ -131,10 +131,12 @@ class LatentAttention:
         latent, rope = (part[:seen, 0] for part in kv.read_blocks(self.layer, chunk.block_ids))  # (S, R), (S, rope)
         gather = choice is not None and seen > MASK_UP_TO * self.top_k
         outputs = []
-        for run in runs(count, choice.shape[1] * (heads + rank + rope.shape[1]) if gather else heads * seen):
+        values = choice.shape[1] * (heads + rank + rope.shape[1]) if gather else heads * seen  # of one query
+        for run in runs(count, values, latent.device):
             if gather:
                 positions, absent = choice[run].clamp(min=0), choice[run] < 0  # (r, K)
-                rows = latent[positions], rope[positions]  # (r, K, R), (r, K, rope)
+                # index_select copies whole rows: several times faster on a CPU than indexing
+                rows = (part.index_select(0, positions.flatten()).unflatten(0, positions.shape) for part in (latent, rope))  # (r, K, R), (r, K, rope)
                 queries = q_latent[:, run].transpose(0, 1), q_rope[:, run].transpose(0, 1)  # (r, H, R), (r, H, rope)
                 outputs.append(attend(*queries, *rows, absent.unsqueeze(1)).transpose(0, 1))  # (H, r, R)
                 continue
