@@ -149,8 +149,15 @@ def test_fp8_ds_mla_row_equals_its_definition(rank, rope):
 @pytest.mark.parametrize("head_dim", [32, 64, 96])
 def test_head_rows_equal_their_definition(name, reference, head_dim):
     k, v = (torch.stack([hard_values(head_dim, seed) for seed in seeds]) for seeds in (range(5), range(5, 10)))
+    k[3], v[3] = 0.0, k[3] * 2.0**-60
     rows = head_format(name, head_dim).quantize(k, v)
     assert [bytes(r) for r in rows.tolist()] == [reference(a) + reference(b) for a, b in zip(k.tolist(), v.tolist())]
+
+
+def test_q8_0_rounds_halves_away_from_zero_and_nothing_below_a_half():
+    x = torch.zeros(32)
+    x[:5] = torch.tensor([127.0, 0.5, -2.5, 0.49999997, 126.5])  # amax 127: the scale is 1
+    assert head_format("q8_0", 32).quantize(x, x)[2:7].view(torch.int8).tolist() == [127, 1, -3, 0, 127]
 
 
 def test_unscaled_fp8_rows_equal_their_definition():

@@ -57,7 +57,10 @@ def e2m1_decode(packed: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def e4m3_encode(x: Tensor) -> Tensor:
-    """(...) float -> (...) bytes: nearest, ties to even, saturating at 448. A NaN stays one."""
+    """(...) float -> (...) bytes: nearest, ties to even, saturating at 448. A NaN stays one.
+
+    The clamp is for torch versions and devices whose own cast turns numbers beyond 464 into NaN.
+    """
     return x.float().clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn).view(torch.uint8)
 
 
