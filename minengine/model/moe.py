@@ -62,6 +62,7 @@ class MoE:
     def __init__(self, config: GlmConfig, prefix: str, weights: WeightSource) -> None:
         hidden, width = config.hidden_size, config.moe_intermediate_size
         self.num_experts, self.width = config.n_routed_experts, width
+        self.avoids_sync = weights.device.type == "cuda"
         self.router = Router(config, f"{prefix}.gate", weights)
         self.shared = DenseMLP(f"{prefix}.shared_experts", weights)
         # Filled expert by expert: loading holds one expert twice, not all of them.
@@ -81,7 +82,7 @@ class MoE:
             residual: (T, hidden), overwritten.
         """
         weights, experts = self.router(x)  # (T, k) each
-        if not x.is_cuda or x.shape[0] > SYNC_FREE_TOKENS:
+        if not self.avoids_sync or x.shape[0] > SYNC_FREE_TOKENS:
             routed = self._grouped
         elif 3 * experts.numel() < self.num_experts:  # a gathered matrix is read, written and read again
             routed = self._gathered
