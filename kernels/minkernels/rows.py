@@ -6,15 +6,20 @@ group s is byte 8*(s&3)+(s>>2), so that four lanes read eight neighbouring bytes
 """
 from __future__ import annotations
 
+import importlib.util
+import warnings
+
 import torch
 from torch import Tensor
 
 from minkernels.fp4 import GROUP, e4m3_decode, e4m3_encode, nvfp4_dequantize, nvfp4_quantize
 
-__all__ = ["pack_row", "unpack_row"]
+__all__ = ["gather_dequant_rows", "gather_dequant_rows_torch", "pack_row", "unpack_row"]
 
 INTERLEAVED_RANK = 512
 LANES = 4  # group s = 4 * column + lane, byte = 8 * lane + column
+COLUMNS = INTERLEAVED_RANK // GROUP // LANES
+NO_TRITON = "Triton is not installed, so the Triton kernels cannot run here; install it with: pip install 'minengine[kernels]'"
 
 
 def pack_row(latent: Tensor, rope: Tensor) -> Tensor:
@@ -25,7 +30,7 @@ def pack_row(latent: Tensor, rope: Tensor) -> Tensor:
     """
     packed, scales = nvfp4_quantize(latent)  # (..., R/2), (..., R/16)
     if latent.shape[-1] == INTERLEAVED_RANK:
-        scales = scales.unflatten(-1, (INTERLEAVED_RANK // GROUP // LANES, LANES)).transpose(-1, -2).flatten(-2)
+        scales = scales.unflatten(-1, (COLUMNS, LANES)).transpose(-1, -2).flatten(-2)
     return torch.cat((packed, e4m3_encode(rope), scales), dim=-1)
 
 
@@ -33,5 +38,55 @@ def unpack_row(rows: Tensor, kv_lora_rank: int, qk_rope_head_dim: int, dtype: to
     """(..., R/2 + P + R/16) uint8 -> (..., R) latent, (..., P) rope."""
     packed, rope, scales = rows.split((kv_lora_rank // 2, qk_rope_head_dim, kv_lora_rank // GROUP), dim=-1)
     if kv_lora_rank == INTERLEAVED_RANK:
-        scales = scales.unflatten(-1, (LANES, INTERLEAVED_RANK // GROUP // LANES)).transpose(-1, -2).flatten(-2)
+        scales = scales.unflatten(-1, (LANES, COLUMNS)).transpose(-1, -2).flatten(-2)
     return nvfp4_dequantize(packed, scales, dtype), e4m3_decode(rope, dtype)
+
+
+def gather_dequant_rows(pages: Tensor, slots: Tensor, kv_lora_rank: int = 512, qk_rope_head_dim: int = 64, dtype: torch.dtype = torch.float16,
+                        backend: str = "auto") -> tuple[Tensor, Tensor]:
+    """Read the listed rows of a paged cache and unpack them.
+
+    Args:
+        pages: (B, N, R/2 + P + R/16) uint8, any strides but the last, which is 1.
+        slots: (M,) int32 or int64, slot = block * N + offset; an entry outside 0..B*N-1, such as -1, gives zeros.
+        dtype: of the result; every value of the format is exact in float16, bfloat16 and float32.
+        backend: "torch", "triton" (a GPU, or TRITON_INTERPRET=1 set before Triton is imported), or "auto": Triton
+            on a GPU where it is installed, else torch.
+    Returns:
+        (M, R) latent and (M, P) rope, contiguous.
+    Raises:
+        ValueError: pages of the wrong type, width or stride, or an unknown backend.
+        ImportError: backend="triton" without Triton.
+    """
+    width = kv_lora_rank // 2 + qk_rope_head_dim + kv_lora_rank // GROUP
+    if pages.dtype != torch.uint8 or pages.dim() != 3 or pages.shape[-1] != width or pages.stride(-1) != 1:
+        raise ValueError(f"pages must be (blocks, block_size, {width}) uint8 with contiguous rows; got {tuple(pages.shape)} {pages.dtype}, strides {pages.stride()}")
+    if backend not in ("auto", "torch", "triton"):
+        raise ValueError(f"backend='{backend}': use auto, torch or triton")
+    installed = importlib.util.find_spec("triton") is not None
+    if backend == "triton" and not installed:
+        raise ImportError(NO_TRITON)
+    if backend == "auto" and pages.is_cuda and not installed:
+        warnings.warn(f"{NO_TRITON}. Using plain torch.", stacklevel=2)
+    if backend == "torch" or not installed or (backend == "auto" and not pages.is_cuda):
+        return gather_dequant_rows_torch(pages, slots, kv_lora_rank, qk_rope_head_dim, dtype)
+    from minkernels import rows_kernel
+
+    latent = torch.empty(len(slots), kv_lora_rank, dtype=dtype, device=pages.device)
+    rope = torch.empty(len(slots), qk_rope_head_dim, dtype=dtype, device=pages.device)
+    if len(slots):
+        rows_kernel.gather_dequant_rows_kernel[(len(slots),)](
+            pages, slots.contiguous(), latent, rope, pages.shape[0] * pages.shape[1], pages.shape[1], pages.stride(0), pages.stride(1),
+            **rows_kernel.constants(kv_lora_rank, qk_rope_head_dim, kv_lora_rank == INTERLEAVED_RANK), num_warps=rows_kernel.NUM_WARPS,
+        )
+    return latent, rope
+
+
+def gather_dequant_rows_torch(pages: Tensor, slots: Tensor, kv_lora_rank: int, qk_rope_head_dim: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """What `gather_dequant_rows` must return, in plain torch."""
+    block_size = pages.shape[1]
+    slots = slots.long()
+    missing = (slots < 0) | (slots >= pages.shape[0] * block_size)
+    slots = slots.masked_fill(missing, 0)
+    latent, rope = unpack_row(pages[slots // block_size, slots % block_size], kv_lora_rank, qk_rope_head_dim, dtype)
+    return latent.masked_fill_(missing[:, None], 0), rope.masked_fill_(missing[:, None], 0)
