@@ -93,6 +93,12 @@ def test_wrong_arguments_are_named(change, words):
         gather_dequant_rows(**arguments)
 
 
+def test_triton_on_a_cpu_without_the_interpreter_is_refused():
+    code = "import torch; from minkernels.rows import gather_dequant_rows as g; g(torch.zeros(1, 4, 352, dtype=torch.uint8), torch.tensor([0]), backend='triton')"
+    result = run_python("-c", code)
+    assert result.returncode == 1 and "ValueError: backend='triton' needs pages on a GPU" in result.stderr and "TRITON_INTERPRET=1" in result.stderr
+
+
 WITHOUT_TRITON = """
 import sys, torch, warnings
 class Nowhere:

@@ -55,7 +55,7 @@ def gather_dequant_rows(pages: Tensor, slots: Tensor, kv_lora_rank: int = 512, q
     Returns:
         (M, R) latent and (M, P) rope, contiguous.
     Raises:
-        ValueError: pages of the wrong type, width or stride, or an unknown backend.
+        ValueError: pages of the wrong type, width, stride or device, or an unknown backend.
         ImportError: backend="triton" without Triton.
     """
     width = kv_lora_rank // 2 + qk_rope_head_dim + kv_lora_rank // GROUP
@@ -72,6 +72,8 @@ def gather_dequant_rows(pages: Tensor, slots: Tensor, kv_lora_rank: int = 512, q
         return gather_dequant_rows_torch(pages, slots, kv_lora_rank, qk_rope_head_dim, dtype)
     from minkernels import rows_kernel
 
+    if not pages.is_cuda and isinstance(rows_kernel.gather_dequant_rows_kernel, rows_kernel.triton.JITFunction):
+        raise ValueError(f"backend='triton' needs pages on a GPU, got {pages.device}; use backend='torch', or set TRITON_INTERPRET=1 before Triton is imported")
     latent = torch.empty(len(slots), kv_lora_rank, dtype=dtype, device=pages.device)
     rope = torch.empty(len(slots), qk_rope_head_dim, dtype=dtype, device=pages.device)
     if len(slots):

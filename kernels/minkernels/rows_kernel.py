@@ -37,23 +37,25 @@ def gather_dequant_rows_kernel(
     i = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + i).to(tl.int64)
     # An entry outside the pool loads nothing: reading row zero for it would cost a row's traffic.
+    # (Widths of zero rather than `mask & valid`: Triton 3.9's interpreter turns a broadcast int1 into an int32.)
     valid = (slot >= 0) & (slot < num_slots)
+    half_width = tl.where(valid, RANK // 2, 0)
+    rope_width = tl.where(valid, ROPE, 0)
     slot = tl.where(valid, slot, 0)
     row = pages + (slot // block_size) * page_stride + (slot % block_size) * row_stride
 
     byte = tl.arange(0, HALF_BLOCK)
-    here = (byte < RANK // 2) & valid
-    packed = tl.load(row + byte, mask=here, other=0)
+    packed = tl.load(row + byte, mask=byte < half_width, other=0)
     group = byte // 8  # 8 bytes are 16 values, one scale
     if INTERLEAVED:
         group = 8 * (group & 3) + (group >> 2)
-    scale = decode_e4m3(tl.load(row + RANK // 2 + ROPE + group, mask=here, other=0))
+    scale = decode_e4m3(tl.load(row + RANK // 2 + ROPE + group, mask=byte < half_width, other=0))
     latent = tl.interleave(decode_e2m1(packed & 15) * scale, decode_e2m1(packed >> 4) * scale)
     column = tl.arange(0, 2 * HALF_BLOCK)
     tl.store(latent_out + i * RANK + column, latent.to(latent_out.dtype.element_ty), mask=column < RANK)
 
     column = tl.arange(0, ROPE_BLOCK)
-    rope = decode_e4m3(tl.load(row + RANK // 2 + column, mask=(column < ROPE) & valid, other=0))
+    rope = decode_e4m3(tl.load(row + RANK // 2 + column, mask=column < rope_width, other=0))
     tl.store(rope_out + i * ROPE + column, rope.to(rope_out.dtype.element_ty), mask=column < ROPE)
 
 
