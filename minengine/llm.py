@@ -86,7 +86,7 @@ class LLM:
         """The prompt that `chat` sends, for use with `stream`."""
         tokenizer = self.get_tokenizer()
         text = tokenizer.apply_chat_template(messages, add_generation_prompt=True)
-        return {"prompt_token_ids": tokenizer.encode(text)}
+        return {"prompt_token_ids": tokenizer.encode(text, add_special_tokens=False)}  # the template writes them itself
 
     def get_tokenizer(self) -> Any:
         if self.llm_engine.tokenizer is None:
