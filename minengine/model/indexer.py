@@ -38,7 +38,7 @@ class Indexer:
     def __init__(self, config: GlmConfig, layer: int, weights: WeightSource) -> None:
         heads, width = config.index_n_heads, config.index_head_dim
         if width < config.qk_rope_head_dim:
-            raise ConfigError(f"index_head_dim={width} is less than qk_rope_head_dim={config.qk_rope_head_dim}, which it contains; correct config.json")
+            raise ConfigError(f"index_head_dim={width} is less than qk_rope_head_dim={config.qk_rope_head_dim}, which it holds; correct config.json")
         prefix = f"model.layers.{layer}.self_attn.indexer"
         self.index = config.indexer_types[:layer].count("full")
         self.heads, self.width, self.rope, self.top_k = heads, width, config.qk_rope_head_dim, config.index_topk

@@ -1,0 +1,144 @@
+"""Tiny GLM models, prompts for them, Hugging Face's logits, and requests that run on the engine's decoder batch by batch.
+
+Prompts are drawn until no top-k has a near-tie at its cut-off: two right implementations may decide one differently, and
+all that follows then differs.
+"""
+import random
+from functools import lru_cache
+
+import pytest
+import torch
+from tiny_models import GLM, _save
+
+from minengine.kv.cache import KVCache
+from minengine.model import indexer as indexer_module
+from minengine.model.batch import Batch, PrefillChunk
+from minengine.model.decoder import load_model
+
+TOLERANCE = 1e-4  # of the logits' standard deviation
+NEAR_TIE = 5e-6  # two scores this close, relative to the larger, may change places with the order of summation
+LENGTHS = {"long": 150, "middle": 97, "short": 31, "tiny": 2}  # tokens
+PROMPTS = {"long": 120, "middle": 60, "short": 9, "tiny": 1}  # of which this many are prefilled
+
+VARIANTS = {
+    "shared": {},
+    # Every width differs from every other; eps and the groups differ from their defaults.
+    "grouped": dict(num_attention_heads=3, num_key_value_heads=3, kv_lora_rank=48, q_lora_rank=40, qk_nope_head_dim=24, qk_rope_head_dim=12,
+                    v_head_dim=20, index_n_heads=9, index_head_dim=14, index_topk=17, n_group=4, topk_group=2, norm_topk_prob=False,
+                    rms_norm_eps=1e-2, n_shared_experts=2, indexer_types=["full", "shared", "shared", "full", "full"],
+                    mlp_layer_types=["dense", "dense", "sparse", "sparse", "sparse"]),
+    "dense": dict(index_topk=512),
+    "without experts": dict(index_topk=512, mlp_layer_types=["dense"] * 5),  # nothing jumps: small errors stay small
+}
+
+
+@lru_cache
+def directory(variant):
+    from transformers import GlmMoeDsaConfig, GlmMoeDsaForCausalLM
+
+    return _save(GlmMoeDsaForCausalLM, GlmMoeDsaConfig(**{**GLM, **VARIANTS[variant]}), seed=5)
+
+
+def load(variant, dtype=torch.float32):
+    """A decoder of its own, for a test to break."""
+    return load_model(directory(variant), dtype)
+
+
+@lru_cache
+def prompts(variant):
+    """{name: (n,) token ids} whose choices have no near-tie."""
+    decoder, smallest = load(variant), []
+
+    def watched(scores, k, choose=indexer_module.best_positions):
+        if k < scores.shape[-1]:
+            best = scores.topk(k + 1, dim=-1).values  # (Q, K + 1)
+            gaps = (best[:, k - 1] - best[:, k]) / best.abs().amax(-1)
+            smallest.append(gaps[best[:, k] > float("-inf")].min().item())  # rows that see K or fewer have no cut-off
+        return choose(scores, k)
+
+    generator, found = torch.Generator().manual_seed(11), {}
+    with pytest.MonkeyPatch.context() as patch, torch.inference_mode():
+        patch.setattr(indexer_module, "best_positions", watched)
+        for name, length in LENGTHS.items():
+            for _ in range(50):
+                ids = torch.randint(0, GLM["vocab_size"], (length,), generator=generator)
+                smallest.clear()
+                Requests(decoder, {name: ids}).step({name: length})
+                if not smallest or min(smallest) > NEAR_TIE:
+                    found[name] = ids
+                    break
+    assert len(found) == len(LENGTHS)
+    return found
+
+
+@lru_cache
+def oracle(variant):
+    """Hugging Face's logits of the prompts, each in one pass without a cache: {name: (n, vocab)}."""
+    from transformers import GlmMoeDsaForCausalLM
+
+    model = GlmMoeDsaForCausalLM.from_pretrained(directory(variant), dtype=torch.float32).eval()
+    with torch.inference_mode():
+        return {name: model(ids[None]).logits[0] for name, ids in prompts(variant).items()}
+
+
+class Requests:
+    """Requests with scattered blocks of one cache; `step` advances some of them in one batch."""
+
+    def __init__(self, decoder, token_ids, *, kv_cache_dtype="float32", layout="LBNHC", block_size=16, dtype=torch.float32, seed=0):
+        need = {name: -(-len(ids) // block_size) for name, ids in token_ids.items()}
+        blocks = list(range(sum(need.values()) + 3))
+        random.Random(seed).shuffle(blocks)
+        self.decoder, self.token_ids = decoder, token_ids
+        self.kv = KVCache(decoder.config, kv_cache_dtype, layout, len(blocks), block_size, dtype=dtype)
+        self.kv.storage.random_(0, 60, generator=torch.Generator().manual_seed(seed))  # old rows, all finite
+        self.blocks = {name: torch.tensor([blocks.pop() for _ in range(n)]) for name, n in need.items()}
+        self.computed = dict.fromkeys(token_ids, 0)
+        self.logits = {name: [] for name in token_ids}
+
+    def step(self, prefills, decodes=()):
+        """prefills {name: tokens}, decodes [name]."""
+        size = self.kv.block_size
+        counts = {**dict.fromkeys(decodes, 1), **prefills}
+        positions, slots, chunks, start = [], [], [], 0
+        for name, count in counts.items():
+            at = torch.arange(self.computed[name], self.computed[name] + count)
+            positions.append(at)
+            slots.append(self.blocks[name][at // size] * size + at % size)
+            if name in prefills:
+                chunks.append(PrefillChunk(start, start + count, self.computed[name], self.blocks[name][: -(-(int(at[-1]) + 1) // size)]))
+            start += count
+        ids = torch.cat([self.token_ids[name][at] for name, at in zip(counts, positions)])
+        batch = Batch(ids, torch.cat(positions), torch.cat(slots), torch.arange(start), len(decodes), prefills=chunks)
+        if decodes:
+            lens = [self.computed[name] + 1 for name in decodes]
+            batch.max_decode_len = max(lens)
+            width = -(-max(lens) // size)
+            batch.decode_seq_lens = torch.tensor(lens)
+            batch.decode_block_tables = torch.stack([torch.cat((self.blocks[n], self.blocks[n].new_zeros(width)))[:width] for n in decodes])
+        with torch.inference_mode():
+            logits = self.decoder.logits(self.decoder.forward(batch, self.kv))
+        for (name, count), part in zip(counts.items(), logits.split(list(counts.values()))):
+            self.computed[name] += count
+            self.logits[name].append(part)
+
+    def run(self, seed=0):
+        """Random chunks of the prompts, decodes of what follows, all requests mixed: {name: (n, vocab)}."""
+        draw = random.Random(seed)
+        while waiting := [name for name, ids in self.token_ids.items() if self.computed[name] < len(ids)]:
+            active = [name for name in waiting if draw.random() < 0.8] or waiting
+            decodes = [name for name in active if self.computed[name] >= PROMPTS[name]]
+            prefills = {name: min(draw.choice((1, 3, 20, 45)), PROMPTS[name] - self.computed[name]) for name in active if name not in decodes}
+            self.step(prefills, decodes)
+        return {name: torch.cat(parts) for name, parts in self.logits.items()}
+
+
+def error(got, variant):
+    """Largest difference from the oracle, in standard deviations of its logits; names may be a part of the oracle's."""
+    expected = oracle(variant)
+    return max(((got[name] - expected[name]).abs().max() / expected[name].std()).item() for name in got)
+
+
+def distance(got, expected):
+    """Root mean square of the difference over that of the expected logits, all requests together."""
+    difference = torch.cat([(got[name] - expected[name]).flatten() for name in got])
+    return (difference.square().mean().sqrt() / torch.cat([t.flatten() for t in expected.values()]).std()).item()
