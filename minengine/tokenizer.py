@@ -1,193 +1,237 @@
-"""Text to tokens and back, through the `tokenizers` library; and the model's own chat template.
+"""Text to token ids and back, and the chat template.
 
-The vocabulary comes from a GGUF file's metadata or from a directory's `tokenizer.json`.
+The vocabulary comes from a GGUF file's metadata (byte-level BPE) or from a `tokenizer.json`; splitting and merging
+are the `tokenizers` library's. A byte-level token is a run of bytes, not of characters: one character may span
+several tokens, so text is decoded from the bytes of all tokens together.
 """
 from __future__ import annotations
 
+import codecs
 import json
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Mapping, Sequence
+from typing import Any, Iterable, Mapping, Sequence
 
-from tokenizers import AddedToken, Regex, Tokenizer as Library, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, processors
+from tokenizers import Tokenizer as Backend
 
 from .config import ConfigError
-from .model.weights import resolve_model
+from .model.gguf import GGUFFile
+from .model.weights import read_json, resolve_model
 from .request import RequestError
 
 __all__ = ["StreamDecoder", "Tokenizer", "load_tokenizer"]
 
-REPLACEMENT = "\ufffd"  # what decoding shows for bytes that are not, or not yet, UTF-8
-CONTROL, USER_DEFINED = 3, 4  # GGUF token types
-
-# How a byte-level BPE cuts text before merging, by GGUF's name for it: digits one by one (SmolLM), or GPT-2's own rule.
+# How text is cut before merging, by a GGUF file's `tokenizer.ggml.pre`: each entry is applied to the pieces of the one before.
+GPT2_SPLIT = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 LLAMA3_SPLIT = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+SPLITS = {"gpt-2": (GPT2_SPLIT,), "smollm": (r"\p{N}", GPT2_SPLIT), "llama-bpe": (LLAMA3_SPLIT,)}
+WHOLE_WORDS_FIRST = {"llama-bpe"}  # a piece that is a token stays whole, whatever its merges
+CONTROL, USER_DEFINED = 3, 4  # `tokenizer.ggml.token_type` of tokens that text is never merged into
 
 
-def load_tokenizer(name_or_path: str | Path) -> "Tokenizer | None":
-    """The tokenizer that belongs to a model; None for a directory without one (then prompts are token ids).
+def load_tokenizer(name_or_path: str | Path) -> Tokenizer | None:
+    """The tokenizer of a known model, a GGUF file or a directory; None for a directory without a `tokenizer.json`.
 
     Raises:
-        ConfigError: unknown model, or a tokenizer that cannot be read.
+        ConfigError: no such model, or a vocabulary that cannot be read or is of another kind.
     """
     path = resolve_model(name_or_path)
     if path.is_file():
-        from .model.gguf import GGUFFile
-
-        return _from_gguf(GGUFFile(path).metadata, path)
-    file = path / "tokenizer.json"
-    if not file.is_file():
-        return None
-    try:
-        library = Library.from_file(str(file))
-    except Exception as error:  # the library raises a bare Exception for every fault in the file
-        raise ConfigError(f"{file} cannot be read ({error}); download it again") from error
-    settings = _json(path / "tokenizer_config.json")
-    template = path / "chat_template.jinja"
-    chat_template = template.read_text(encoding="utf-8") if template.is_file() else settings.get("chat_template")
-    return Tokenizer(library, chat_template=chat_template, bos_token=_token_text(settings.get("bos_token")), eos_token=_token_text(settings.get("eos_token")))
+        return _from_gguf(GGUFFile(path))
+    return _from_directory(path) if (path / "tokenizer.json").is_file() else None
 
 
 class Tokenizer:
-    def __init__(self, library: Library, *, chat_template: str | None = None, bos_token: str | None = None, eos_token: str | None = None) -> None:
-        self._library = library
-        self.chat_template = chat_template
-        self.bos_token, self.eos_token = bos_token, eos_token
+    """
+    Attributes:
+        bos_token, eos_token: text of the special tokens, for the chat template; None where the model has none.
+        chat_template: jinja2 source, or None.
+    """
+
+    def __init__(self, backend: Backend, *, bos_token: str | None = None, eos_token: str | None = None, chat_template: str | None = None) -> None:
+        self.backend = backend
+        self.bos_token, self.eos_token, self.chat_template = bos_token, eos_token, chat_template
+        self.byte_level = isinstance(backend.decoder, decoders.ByteLevel)
+        self.special_ids = frozenset(id for id, token in backend.get_added_tokens_decoder().items() if token.special)
 
     @property
     def vocab_size(self) -> int:
-        return self._library.get_vocab_size()
+        return self.backend.get_vocab_size()
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text. Special tokens written out in it (`<|im_end|>`) are those tokens."""
-        # A lone surrogate is no character: it becomes what decoding would show for it.
-        clean = text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
-        return self._library.encode(clean, add_special_tokens=add_special_tokens).ids
+        """Ids of a text. Special tokens written out in it become their single ids; `add_special_tokens` adds those that the
+        model's own convention puts around a text, a begin-of-text token for instance."""
+        return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
 
-    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        return self._library.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of ids; bytes that are no UTF-8 become U+FFFD. Ids beyond the vocabulary have no text."""
+        if not self.byte_level:
+            return self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        return b"".join(self._bytes(ids, skip_special_tokens)).decode("utf-8", errors="replace")
 
-    def stream_decoder(self) -> "StreamDecoder":
-        return StreamDecoder(self)
+    def stream_decoder(self, skip_special_tokens: bool = True) -> StreamDecoder:
+        return StreamDecoder(self, skip_special_tokens)
 
-    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> str:
-        """The conversation as the model was trained to read it.
+    def token_bytes(self, id: int) -> bytes:
+        """The bytes that one token stands for; of a special token, its name."""
+        token = self.backend.id_to_token(id)
+        if token is None:
+            return b""
+        if self.byte_level:
+            try:
+                return bytes(map(BYTE_OF_CHARACTER.__getitem__, token))
+            except KeyError:  # an added token, stored as plain text
+                return token.encode()
+        if len(token) == 6 and token.startswith("<0x"):  # byte fallback
+            return bytes.fromhex(token[3:5])
+        return token.replace("\u2581", " ").encode()
+
+    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True,
+                            tools: Sequence[Mapping[str, Any]] | None = None, **variables: Any) -> str:
+        """The prompt text of a conversation. It holds its special tokens: encode it with `add_special_tokens=False`.
 
         Raises:
-            RequestError: no template, a message without role and content, or one that the template refuses.
+            RequestError: the model has no template, or the template refuses these messages.
         """
-        import jinja2
+        if self.chat_template is None:
+            raise RequestError("messages: this model has no chat template; send a prompt")
+        from jinja2 import TemplateError
 
-        if self._template is None:
-            raise RequestError("messages: this model has no chat template; send a prompt instead")
-        if not messages:
-            raise RequestError("messages: is empty; send at least one")
-        for i, message in enumerate(messages):
-            if not isinstance(message, Mapping) or not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
-                raise RequestError(f"messages[{i}]: needs a 'role' and a 'content', both strings")
         try:
-            return self._template.render(messages=list(messages), add_generation_prompt=add_generation_prompt,
-                                         bos_token=self.bos_token or "", eos_token=self.eos_token or "")
-        except jinja2.TemplateError as error:
-            raise RequestError(f"messages: the model's chat template refuses them ({error})") from error
+            return self._template.render(messages=messages, tools=tools, add_generation_prompt=add_generation_prompt,
+                                         bos_token=self.bos_token or "", eos_token=self.eos_token or "", **variables)
+        except (TemplateError, TypeError) as error:  # TypeError: e.g. a content that is no text
+            raise RequestError(f"messages: the chat template refuses them ({error}); use the roles and fields that the model knows") from error
 
     @cached_property
     def _template(self) -> Any:
-        if self.chat_template is None:
-            return None
-        # A template comes with the weights, from whoever published them: it runs without reach to Python.
         from jinja2 import TemplateError
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-        def raise_exception(message: str) -> None:
+        def refuse(message: str) -> None:
             raise TemplateError(message)
 
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-        environment.globals["raise_exception"] = raise_exception
-        environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
-        try:
-            return environment.from_string(self.chat_template)
-        except TemplateError as error:
-            raise ConfigError(f"the model's chat template cannot be read ({error}); correct chat_template") from error
+        def to_json(value: Any, indent: int | None = None) -> str:  # jinja2's own escapes HTML
+            return json.dumps(value, ensure_ascii=False, indent=indent)
+
+        # Whitespace rules, names and filters are those that templates are written for.
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+        environment.globals.update(raise_exception=refuse, strftime_now=_now)
+        environment.filters["tojson"] = to_json
+        return environment.from_string(self.chat_template)
+
+    def _bytes(self, ids: Iterable[int], skip_special_tokens: bool) -> Iterable[bytes]:
+        return (self.token_bytes(id) for id in ids if not (skip_special_tokens and id in self.special_ids))
 
 
 class StreamDecoder:
-    """Token by token to text, never half a character: `feed` returns what has become certain, `finish` the rest.
+    """Text of tokens as they come. What `feed` and `finish` return, joined, is `decode` of all of them."""
 
-    All pieces together are `decode` of all tokens. Some tokenizers write a token differently at the start of a
-    text, so each piece is the difference between two decodings that begin at the same earlier token.
-    """
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
+        self._tokenizer, self._skip = tokenizer, skip_special_tokens
+        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._window: list[int] = []  # without byte-level tokens: the ids since the last one whose text was complete
+        self._emitted = ""  # the part of the window's text that was returned
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._ids: list[int] = []  # from the token at which both decodings begin
-        self._settled = 0  # of these, how many are in the text given out
-        self._given = ""  # their text
-
-    def feed(self, token_id: int) -> str:
-        self._ids.append(token_id)
-        text = self._tokenizer.decode(self._ids)
-        if text.endswith(REPLACEMENT):
-            return ""  # perhaps the first bytes of a character whose rest is still to come
-        piece = text[len(self._given):]
-        if piece:
-            del self._ids[: self._settled]
-            self._settled = len(self._ids)
-            self._given = self._tokenizer.decode(self._ids)
-        return piece
+    def feed(self, id: int) -> str:
+        """The text that token `id` completes; empty while a character is incomplete."""
+        if self._skip and id in self._tokenizer.special_ids:
+            return ""
+        if self._tokenizer.byte_level:
+            return self._utf8.decode(self._tokenizer.token_bytes(id))
+        self._window.append(id)
+        text = self._tokenizer.decode(self._window, self._skip)
+        if text.endswith("\ufffd"):
+            return ""
+        new = text[len(self._emitted):]
+        # A token's text may depend on whether another stands before it: keep one.
+        self._window = [id]
+        self._emitted = self._tokenizer.decode(self._window, self._skip)
+        return new
 
     def finish(self) -> str:
-        piece = self._tokenizer.decode(self._ids)[len(self._given):]
-        self._ids, self._settled, self._given = [], 0, ""
-        return piece
+        """What is left: an incomplete character becomes U+FFFD."""
+        if self._tokenizer.byte_level:
+            return self._utf8.decode(b"", final=True)
+        rest = self._tokenizer.decode(self._window, self._skip)[len(self._emitted):]
+        self._window, self._emitted = [], ""
+        return rest
 
 
-def _from_gguf(metadata: Mapping[str, Any], path: Path) -> Tokenizer:
-    """A byte-level BPE from `tokenizer.ggml.*`."""
-    def field(name: str) -> Any:
-        return metadata.get(f"tokenizer.ggml.{name}")
+def _now(pattern: str) -> str:
+    from datetime import datetime
 
-    tokens, merges, kinds = field("tokens"), field("merges"), field("token_type") or []
-    if field("model") != "gpt2" or not tokens or merges is None:
-        raise ConfigError(f"{path}: tokenizer.ggml.model='{field('model')}' is not supported; use a GGUF with a byte-level BPE ('gpt2')")
-    split = _pre_tokenizer(field("pre") or "default", path)
+    return datetime.now().strftime(pattern)
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's alphabet: a printable Latin-1 character stands for its own byte, the other 68 bytes for U+0100 upwards, in order."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
+
+
+BYTE_OF_CHARACTER = _byte_alphabet()
+
+
+def _from_gguf(file: GGUFFile) -> Tokenizer:
+    def strings(name: str) -> list[str]:
+        value = file.metadata.get(f"tokenizer.ggml.{name}")
+        if not isinstance(value, list) or not value or not isinstance(value[0], str):
+            raise ConfigError(f"{file.path}: metadata 'tokenizer.ggml.{name}' is missing; use a file that carries its tokenizer")
+        return value
+
+    kind, split = file.metadata.get("tokenizer.ggml.model"), file.metadata.get("tokenizer.ggml.pre")
+    if kind != "gpt2" or split not in SPLITS:
+        raise ConfigError(f"{file.path}: tokenizer '{kind}' with pre-tokenizer '{split}' is not supported; use 'gpt2' with one of {', '.join(SPLITS)}, "
+                          "or a directory with a tokenizer.json")
+    tokens = strings("tokens")
+    merges = [tuple(merge.split(" ")) for merge in strings("merges")]
+    vocabulary = {token: id for id, token in enumerate(tokens)}
     try:
-        library = Library(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=[tuple(merge.split(" ")) for merge in merges]))
-    except Exception as error:  # the library raises a bare Exception, e.g. for a merge of unknown tokens
-        raise ConfigError(f"{path}: its tokenizer is inconsistent ({error}); download the file again") from error
-    library.pre_tokenizer = split
-    library.decoder = decoders.ByteLevel()
-    special = [AddedToken(token, special=kind == CONTROL, normalized=False) for token, kind in zip(tokens, kinds) if kind in (CONTROL, USER_DEFINED)]
-    library.add_tokens(special)
+        backend = Backend(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=split in WHOLE_WORDS_FIRST))
+    except Exception as error:  # the library raises bare exceptions: a merge that is no pair, or makes no token
+        raise ConfigError(f"{file.path}: its merges do not fit its tokens ({error}); download the file again") from error
+    pieces = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in SPLITS[split]]
+    backend.pre_tokenizer = pre_tokenizers.Sequence([*pieces, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    backend.decoder = decoders.ByteLevel()
+    types = file.metadata.get("tokenizer.ggml.token_type")
+    if not isinstance(types, list) or len(types) != len(tokens):
+        raise ConfigError(f"{file.path}: metadata 'tokenizer.ggml.token_type' does not fit its {len(tokens)} tokens; use a file that carries its tokenizer")
+    backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token, kind in zip(tokens, types) if kind == CONTROL])
+    backend.add_tokens([AddedToken(token, normalized=False) for token, kind in zip(tokens, types) if kind == USER_DEFINED])
 
     def named(name: str) -> str | None:
-        at = field(f"{name}_token_id")
-        return tokens[at] if isinstance(at, int) and at < len(tokens) else None
+        id = file.metadata.get(f"tokenizer.ggml.{name}_token_id")
+        return tokens[id] if isinstance(id, int) and 0 <= id < len(tokens) else None
 
-    return Tokenizer(library, chat_template=metadata.get("tokenizer.chat_template"), bos_token=named("bos"), eos_token=named("eos"))
-
-
-def _pre_tokenizer(name: str, path: Path) -> pre_tokenizers.PreTokenizer:
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    if name == "smollm":
-        return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level])
-    if name in ("default", "gpt-2"):
-        return byte_level
-    if name in ("llama-bpe", "llama3"):
-        return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(LLAMA3_SPLIT), "isolated"),
-                                        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
-    raise ConfigError(f"{path}: tokenizer.ggml.pre='{name}' is not known here; use the model's Hugging Face directory with its tokenizer.json")
+    bos = named("bos")
+    if file.metadata.get("tokenizer.ggml.add_bos_token") is True and bos is not None:
+        backend.post_processor = processors.TemplateProcessing(single=f"{bos} $A", special_tokens=[(bos, vocabulary[bos])])
+    template = file.metadata.get("tokenizer.chat_template")
+    return Tokenizer(backend, bos_token=bos, eos_token=named("eos"), chat_template=template if isinstance(template, str) else None)
 
 
-def _json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
+def _from_directory(directory: Path) -> Tokenizer:
+    path = directory / "tokenizer.json"
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        backend = Backend.from_file(str(path))
+    except Exception as error:  # the library raises bare exceptions
         raise ConfigError(f"{path} cannot be read ({error}); download it again") from error
+    backend.no_truncation()
+    backend.no_padding()
+    config = {}
+    if (directory / "tokenizer_config.json").is_file():
+        config = read_json(directory / "tokenizer_config.json", "download it again")
 
+    def text(value: Any) -> str | None:
+        value = value.get("content") if isinstance(value, dict) else value  # an added token is written with its flags
+        return value if isinstance(value, str) else None
 
-def _token_text(value: Any) -> str | None:
-    """`tokenizer_config.json` writes a special token as text or as an object with its `content`."""
-    return value.get("content") if isinstance(value, Mapping) else value
+    template = config.get("chat_template")
+    if isinstance(template, list):  # several, by name
+        template = next((entry.get("template") for entry in template if entry.get("name") == "default"), None)
+    if (directory / "chat_template.jinja").is_file():
+        template = (directory / "chat_template.jinja").read_text(encoding="utf-8")
+    return Tokenizer(backend, bos_token=text(config.get("bos_token")), eos_token=text(config.get("eos_token")), chat_template=template)

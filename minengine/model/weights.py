@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..config import ConfigError, ModelConfig, model_config
 
-__all__ = ["PACKAGED_MODELS", "SafetensorsSource", "WeightSource", "list_models", "open_model", "resolve_model", "torch_dtype"]
+__all__ = ["PACKAGED_MODELS", "SafetensorsSource", "WeightSource", "list_models", "open_model", "read_json", "resolve_model", "torch_dtype"]
 
 # name -> (package that carries the file, the file, how to install it)
 PACKAGED_MODELS = {
@@ -78,18 +78,19 @@ def open_model(name_or_path: str | Path, dtype: str | torch.dtype = torch.float3
 
 def read_config(directory: Path) -> ModelConfig:
     """Parse a directory's `config.json`, with the stop tokens that its `generation_config.json` adds."""
-    hf = _read_json(directory / "config.json", "save the model again with save_pretrained()")
+    hf = read_json(directory / "config.json", "save the model again with save_pretrained()")
     if hf.get("quantization_config"):
         raise ConfigError(f"{directory / 'config.json'}: quantization_config is not supported; use the bfloat16 or float32 version of the model")
     config = model_config(hf)
     if (directory / "generation_config.json").is_file():
-        extra = _read_json(directory / "generation_config.json", "delete the file or save it again").get("eos_token_id")
+        extra = read_json(directory / "generation_config.json", "delete the file or save it again").get("eos_token_id")
         extra = () if extra is None else tuple(extra) if isinstance(extra, list) else (extra,)
         config = replace(config, eos_token_ids=tuple(dict.fromkeys(config.eos_token_ids + extra)))
     return config
 
 
-def _read_json(path: Path, remedy: str) -> dict[str, Any]:
+def read_json(path: Path, remedy: str) -> dict[str, Any]:
+    """A JSON object, or a ConfigError that ends in `remedy`."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -149,7 +150,7 @@ class SafetensorsSource(WeightSource):
         index = directory / "model.safetensors.index.json"
         single = directory / "model.safetensors"
         if index.is_file():
-            files = _read_json(index, "download it again").get("weight_map")
+            files = read_json(index, "download it again").get("weight_map")
             if not isinstance(files, dict) or not all(isinstance(file, str) for file in files.values()):
                 raise ConfigError(f"{index}: 'weight_map' is not a table of tensor and file names; download the file again")
             self._file = {name: directory / file for name, file in files.items()}
