@@ -8,23 +8,18 @@ from hypothesis import given, settings, strategies as st
 
 from minengine.config import KV_CACHE_LAYOUTS, ConfigError, EngineArgs
 from minengine.engine import LLMEngine
-from minengine.model.decoder import load_model
 from minengine.request import RequestError, SamplingParams
-from tiny_models import tiny_glm, tiny_llama
+from tiny_models import tiny_model
 
 TIE = 1e-3  # two best tokens closer than this may change places under another summation order
-MODELS = {"llama": tiny_llama, "glm": tiny_glm}
 
 
-@lru_cache
-def model(kind):
-    torch.set_num_threads(1)
-    return load_model(MODELS[kind](), torch.float32, "cpu")
+torch.set_num_threads(1)  # a second thread only slows a model this small
 
 
 def engine(kind="llama", **options):
     return LLMEngine(EngineArgs(**{"block_size": 16, "kv_cache_memory_bytes": 4 << 20, "max_num_batched_tokens": 64, "max_num_seqs": 8, **options}),
-                     model=model(kind))
+                     model=tiny_model(kind))
 
 
 def run(e, check=True):
@@ -187,7 +182,7 @@ def test_a_step_that_raises_loses_no_request():
     forward, e.runner.model = e.runner.model.forward, None
     with pytest.raises(AttributeError):
         e.step()
-    e.runner.model = model("llama")
+    e.runner.model = tiny_model("llama")
     e.scheduler.check()
     assert_same(run(e)["r"].outputs[0].token_ids, *alone("llama", "float32", 40, 1, 8))
     del forward
@@ -213,7 +208,7 @@ def test_stop_tokens_end_a_request_and_ignore_eos_does_not():
 
 def test_timelines_are_in_order():
     ticks = itertools.count()
-    e = LLMEngine(EngineArgs(block_size=16, kv_cache_memory_bytes=4 << 20, max_num_seqs=1), model=model("llama"), clock=lambda: float(next(ticks)))
+    e = LLMEngine(EngineArgs(block_size=16, kv_cache_memory_bytes=4 << 20, max_num_seqs=1), model=tiny_model("llama"), clock=lambda: float(next(ticks)))
     for i in range(2):
         e.add_request(str(i), prompt(199, 20, i), SamplingParams(max_tokens=4))
     done = run(e)
