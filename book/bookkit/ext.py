@@ -1,0 +1,61 @@
+"""The book's Sphinx extension: the engine-aware cache, maths rendered at build, and on each page only what it needs."""
+from __future__ import annotations
+
+from typing import Any
+
+import myst_nb.core.render as myst_nb_render
+import sphinxcontrib.katex as katex
+from sphinx.application import Sphinx
+
+from . import assets, cache
+from .inputs import ROOT, Inputs
+
+FIGURE = 'class="minfigure"'
+FIGURE_SCRIPTS = ("vendor/plotly.js", "figures.js")
+MATH = 'class="katex'
+MATH_STYLES = ("katex.min.css", "katex-math.css")
+UNWANTED = "sphinx_thebe"  # on in every Jupyter Book: asks a CDN on each page for a kernel service this book has no use for
+
+
+class PlotlyMime:
+    """Plotly's mime has no renderer on a static page: fine where `minwidgets.figures.show` gave HTML too, else a defect."""
+
+    mime_priority_overrides = ()
+
+    @staticmethod
+    def handle_mime(renderer: Any, data: Any, inline: bool) -> list[Any] | None:
+        if data.mime_type != "application/vnd.plotly.v1+json":
+            return None
+        if not data.output_metadata.get(data.mime_type, {}).get("minfigure"):
+            renderer.logger.warning("a bare Plotly figure draws nothing on the page: wrap it in minwidgets.figures.show", subtype="figure", line=data.line)
+        return []
+
+
+def trim_page(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
+    """Give the page the scripts and styles that it uses, and no others."""
+    body = context.get("body", "")
+    if FIGURE in body:
+        for name in FIGURE_SCRIPTS:
+            app.add_js_file(name, loading_method="defer")
+    unused = ("sphinx-thebe.css",) if MATH in body else ("sphinx-thebe.css", *MATH_STYLES)
+    context["css_files"] = [file for file in context["css_files"] if not str(getattr(file, "filename", file)).endswith(unused)]
+
+
+def prepare(app: Sphinx) -> None:
+    """Front-end parts are laid beside the book's own static files."""
+    assets.install()
+    target = ROOT / "_build" / "assets"
+    assets.copy(target)
+    app.config.html_static_path.append(str(target))
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    cache.install(Inputs())
+    katex.KATEX_DEFAULT_OPTIONS["throwOnError"] = True  # a misspelt formula fails the build instead of turning red
+    myst_nb_render.load_mime_renders = lambda: [PlotlyMime]
+    katex.NODEJS_BINARY = str(assets.node())
+    for listeners in app.events.listeners.values():
+        listeners[:] = [listener for listener in listeners if not listener.handler.__module__.startswith(UNWANTED)]
+    app.connect("builder-inited", prepare, priority=100)
+    app.connect("html-page-context", trim_page, priority=900)
+    return {"parallel_read_safe": False, "parallel_write_safe": False}

@@ -1,0 +1,1 @@
+"""What the chapters show: figures that read well everywhere, and widgets that live on a static page."""
