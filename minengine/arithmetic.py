@@ -142,7 +142,8 @@ def untouched_state(capacity_ratio: float, row_before: int = 576, row_after: int
         ValueError: a ratio that is not above 1, or above what the rows alone give.
     """
     if not 1 < capacity_ratio <= row_before / row_after:
-        raise ValueError(f"capacity_ratio={capacity_ratio}: rows of {row_before} and {row_after} bytes give a ratio above 1 and at most {row_before / row_after:.4g}")
+        limit = row_before / row_after
+        raise ValueError(f"capacity_ratio={capacity_ratio}: rows of {row_before} and {row_after} bytes give a ratio above 1 and at most {limit:.4g}")
     return (row_before - capacity_ratio * row_after) / (capacity_ratio - 1)
 
 

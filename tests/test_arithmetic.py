@@ -5,13 +5,15 @@ import sys
 import pytest
 
 from minengine.arithmetic import (
-    GLM_5_3, RowBytes, bytes_per_token, cached_tokens, decode_tok_s, descriptors, excess, gpus, head_row_bytes, in_flight, indexer_bytes, interactivity,
-    kv_copies, layer_kinds, mla_params_per_layer, moe_layers, naive_tok_s, roofline, row_bytes, session_bytes, sessions_held, share, staged_bytes,
-    step_gain, topology, total_tok_s, untouched_state, wire_time_s,
+    GLM_5_3, RowBytes, bytes_per_token, cached_tokens, decode_tok_s, descriptors, excess, gpus, head_row_bytes, in_flight, indexer_bytes,
+    interactivity, kv_copies, layer_kinds, mla_params_per_layer, moe_layers, naive_tok_s, roofline, row_bytes, session_bytes, sessions_held,
+    share, staged_bytes, step_gain, topology, total_tok_s, untouched_state, wire_time_s,
 )
 from minengine.config import ConfigError, indexer_types
 
-PROFILE_MS = {"moe_all_to_all": 150, "gemm": 110, "dsa_indexer": 105, "mla_sparse_attention": 57, "norm_rope_elementwise": 9, "moe_routing": 1, "other": 4}
+PROFILE_MS = {
+    "moe_all_to_all": 150, "gemm": 110, "dsa_indexer": 105, "mla_sparse_attention": 57, "norm_rope_elementwise": 9, "moe_routing": 1, "other": 4,
+}
 FP8, NVFP4 = row_bytes("fp8").total, row_bytes("nvfp4_fp8_ds_mla").total
 
 # (claim, what it must round to, digits after the point, the formula's value)

@@ -10,9 +10,10 @@ from minengine.kv.cache import KVCache
 COMMON = dict(vocab_size=64, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, intermediate_size=32)
 LLAMA = LlamaConfig(architecture="LlamaForCausalLM", num_key_value_heads=3, head_dim=32, **COMMON)
 GLM = GlmConfig(
-    architecture="GlmMoeDsaForCausalLM", q_lora_rank=16, kv_lora_rank=48, qk_nope_head_dim=8, qk_rope_head_dim=10, v_head_dim=8, n_routed_experts=4,
-    n_shared_experts=1, num_experts_per_tok=2, moe_intermediate_size=16, routed_scaling_factor=1.0, norm_topk_prob=True, n_group=1, topk_group=1,
-    index_topk=8, index_n_heads=8, index_head_dim=30, indexer_types=("full", "shared", "full"), mlp_layer_types=("dense", "sparse", "sparse"), **COMMON,
+    architecture="GlmMoeDsaForCausalLM", q_lora_rank=16, kv_lora_rank=48, qk_nope_head_dim=8, qk_rope_head_dim=10, v_head_dim=8,
+    n_routed_experts=4, n_shared_experts=1, num_experts_per_tok=2, moe_intermediate_size=16, routed_scaling_factor=1.0, norm_topk_prob=True,
+    n_group=1, topk_group=1, index_topk=8, index_n_heads=8, index_head_dim=30, indexer_types=("full", "shared", "full"),
+    mlp_layer_types=("dense", "sparse", "sparse"), **COMMON,
 )
 CASES = [(LLAMA, name) for name in HEAD_DTYPES] + [(GLM, name) for name in LATENT_DTYPES]
 each_case = pytest.mark.parametrize("config, kv_cache_dtype", CASES, ids=[f"{c.architecture[:3]}-{name}" for c, name in CASES])

@@ -21,7 +21,8 @@ def pages_and_slots(rank: int, rope: int, slot_dtype: torch.dtype = torch.int32)
     """Pages whose strides are not their sizes, over a background of NaN bytes; slots with every kind of invalid entry."""
     torch.manual_seed(rank)
     blocks, size, width = 3, 4, row_bytes("nvfp4_fp8_ds_mla", rank, rope).total
-    rows = pack_row(torch.randn(blocks, size, rank) * torch.exp2(torch.randint(-8, 8, (blocks, size, 1)).float()), torch.randn(blocks, size, rope) * 9)
+    latent = torch.randn(blocks, size, rank) * torch.exp2(torch.randint(-8, 8, (blocks, size, 1)).float())
+    rows = pack_row(latent, torch.randn(blocks, size, rope) * 9)
     pages = torch.full((blocks, 2 * size, width + 5), 0x7F, dtype=torch.uint8)[:, :size, 2 : 2 + width]
     pages.copy_(rows)
     limits = torch.iinfo(slot_dtype)
@@ -94,8 +95,8 @@ def test_wrong_arguments_are_named(change, words):
 
 
 def test_triton_on_a_cpu_without_the_interpreter_is_refused():
-    code = "import torch; from minkernels.rows import gather_dequant_rows as g; g(torch.zeros(1, 4, 352, dtype=torch.uint8), torch.tensor([0]), backend='triton')"
-    result = run_python("-c", code)
+    pages = "torch.zeros(1, 4, 352, dtype=torch.uint8)"
+    result = run_python("-c", f"import torch; from minkernels.rows import gather_dequant_rows as g; g({pages}, torch.tensor([0]), backend='triton')")
     assert result.returncode == 1 and "ValueError: backend='triton' needs pages on a GPU" in result.stderr and "TRITON_INTERPRET=1" in result.stderr
 
 

@@ -60,7 +60,8 @@ def gather_dequant_rows(pages: Tensor, slots: Tensor, kv_lora_rank: int = 512, q
     """
     width = kv_lora_rank // 2 + qk_rope_head_dim + kv_lora_rank // GROUP
     if pages.dtype != torch.uint8 or pages.dim() != 3 or pages.shape[-1] != width or pages.stride(-1) != 1:
-        raise ValueError(f"pages must be (blocks, block_size, {width}) uint8 with contiguous rows; got {tuple(pages.shape)} {pages.dtype}, strides {pages.stride()}")
+        got = f"{tuple(pages.shape)} {pages.dtype}, strides {pages.stride()}"
+        raise ValueError(f"pages must be (blocks, block_size, {width}) uint8 with contiguous rows; got {got}")
     if backend not in ("auto", "torch", "triton"):
         raise ValueError(f"backend='{backend}': use auto, torch or triton")
     installed = importlib.util.find_spec("triton") is not None
@@ -73,7 +74,8 @@ def gather_dequant_rows(pages: Tensor, slots: Tensor, kv_lora_rank: int = 512, q
     from minkernels import rows_kernel
 
     if not pages.is_cuda and isinstance(rows_kernel.gather_dequant_rows_kernel, rows_kernel.triton.JITFunction):
-        raise ValueError(f"backend='triton' needs pages on a GPU, got {pages.device}; use backend='torch', or set TRITON_INTERPRET=1 before Triton is imported")
+        raise ValueError(f"backend='triton' needs pages on a GPU, got {pages.device}; use backend='torch', "
+                         "or set TRITON_INTERPRET=1 before Triton is imported")
     latent = torch.empty(len(slots), kv_lora_rank, dtype=dtype, device=pages.device)
     rope = torch.empty(len(slots), qk_rope_head_dim, dtype=dtype, device=pages.device)
     if len(slots):

@@ -23,7 +23,8 @@ def cache_format(config: ModelConfig, kv_cache_dtype: str) -> RowFormat:
     fitting = LATENT_DTYPES if config.is_latent else HEAD_DTYPES
     if kv_cache_dtype not in fitting:
         kind = "latent rows" if config.is_latent else "grouped heads"
-        raise ConfigError(f"kv_cache_dtype='{kv_cache_dtype}' does not fit {config.architecture}, whose cache holds {kind}; use one of {', '.join(fitting)}")
+        raise ConfigError(f"kv_cache_dtype='{kv_cache_dtype}' does not fit {config.architecture}, whose cache holds {kind}; "
+                          f"use one of {', '.join(fitting)}")
     return row_format(kv_cache_dtype, *config.kv_widths) if config.is_latent else head_format(kv_cache_dtype, config.kv_widths[0])
 
 

@@ -38,9 +38,10 @@ class KVLayout:
                 raise ConfigError(f"{name}={getattr(self, name)}: use at least 1")
         if (self.num_indexer_layers > 0) != (self.indexer_bytes > 0) or self.num_indexer_layers < 0 or self.indexer_bytes < 0:
             raise ConfigError(f"num_indexer_layers={self.num_indexer_layers}, indexer_bytes={self.indexer_bytes}: give both, or neither")
-        for name, plane in (("row_bytes", self.block_size * self.row_bytes), ("indexer_bytes", self.block_size * self.indexer_bytes)):
-            if plane % ALIGNMENT:
-                raise ConfigError(f"block_size={self.block_size} x {name}={getattr(self, name)} is no multiple of {ALIGNMENT} bytes; use a block_size that is a multiple of 4")
+        for name in ("row_bytes", "indexer_bytes"):
+            if self.block_size * getattr(self, name) % ALIGNMENT:
+                raise ConfigError(f"block_size={self.block_size} x {name}={getattr(self, name)} is no multiple of {ALIGNMENT} bytes; "
+                                  f"use a block_size that is a multiple of {ALIGNMENT}")
 
     # --- sizes ---
 

@@ -140,7 +140,7 @@ def _whole_row(name: str, nbytes: int, widths: tuple[int, int]) -> RowFormat:
 
     def dequantize(rows: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         values = e4m3_decode(rows, dtype) if name == "fp8" else _store(rows, dtype)
-        return values[..., : widths[0]], values[..., widths[0] :]
+        return values.split(widths, dim=-1)
 
     return RowFormat(name, nbytes, widths, storage, nbytes // storage.itemsize, quantize, dequantize)
 
