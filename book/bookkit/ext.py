@@ -4,16 +4,15 @@ from __future__ import annotations
 from typing import Any
 
 import myst_nb.core.render as myst_nb_render
-import sphinxcontrib.katex as katex
 from sphinx.application import Sphinx
 
-from . import assets, cache
+from . import assets, cache, maths
 from .inputs import ROOT, Inputs
 
 FIGURE = 'class="minfigure"'
 FIGURE_SCRIPTS = ("vendor/plotly.js", "figures.js")
 MATH = 'class="katex'
-MATH_STYLES = ("katex.min.css", "katex-math.css")
+MATH_STYLE = "katex.min.css"
 UNWANTED = "sphinx_thebe"  # on in every Jupyter Book: asks a CDN on each page for a kernel service this book has no use for
 
 
@@ -37,7 +36,7 @@ def trim_page(app: Sphinx, page: str, template: str, context: dict[str, Any], do
     if FIGURE in body:
         for name in FIGURE_SCRIPTS:
             app.add_js_file(name, loading_method="defer")
-    unused = ("sphinx-thebe.css",) if MATH in body else ("sphinx-thebe.css", *MATH_STYLES)
+    unused = ("sphinx-thebe.css",) if MATH in body else ("sphinx-thebe.css", MATH_STYLE)
     context["css_files"] = [file for file in context["css_files"] if not str(getattr(file, "filename", file)).endswith(unused)]
 
 
@@ -51,9 +50,8 @@ def prepare(app: Sphinx) -> None:
 
 def setup(app: Sphinx) -> dict[str, Any]:
     cache.install(Inputs())
-    katex.KATEX_DEFAULT_OPTIONS["throwOnError"] = True  # a misspelt formula fails the build instead of turning red
     myst_nb_render.load_mime_renders = lambda: [PlotlyMime]
-    katex.NODEJS_BINARY = str(assets.node())
+    maths.setup(app)
     for listeners in app.events.listeners.values():
         listeners[:] = [listener for listener in listeners if not listener.handler.__module__.startswith(UNWANTED)]
     app.connect("builder-inited", prepare, priority=100)
