@@ -5,16 +5,24 @@ all that follows then differs.
 """
 import random
 from functools import lru_cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import torch
-from tiny_models import GLM, _save
 
 from minengine.kv.cache import KVCache
 from minengine.model import indexer as indexer_module
 from minengine.model.batch import Batch, PrefillChunk
 from minengine.model.decoder import load_model
 
+GLM = dict(
+    vocab_size=211, hidden_size=64, intermediate_size=96, moe_intermediate_size=32, num_hidden_layers=5, num_attention_heads=4,
+    num_key_value_heads=4, q_lora_rank=48, kv_lora_rank=32, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=16,
+    n_routed_experts=8, n_shared_experts=1, num_experts_per_tok=2, routed_scaling_factor=1.5, index_topk=24, index_n_heads=8, index_head_dim=16,
+    max_position_embeddings=512, rope_parameters={"rope_type": "default", "rope_theta": 1000.0},
+    indexer_types=["full", "full", "shared", "full", "shared"], mlp_layer_types=["dense"] + ["sparse"] * 4, eos_token_id=None, bos_token_id=None,
+)
 TOLERANCE = 1e-4  # of the logits' standard deviation
 NEAR_TIE = 5e-6  # two scores this close, relative to the larger, may change places with the order of summation
 LENGTHS = {"long": 150, "middle": 97, "short": 31, "tiny": 2}  # tokens
@@ -32,11 +40,28 @@ VARIANTS = {
 }
 
 
+_folders = []  # deleted when Python ends
+
+
 @lru_cache
-def directory(variant):
+def directory(variant="shared"):
+    """A model saved by Hugging Face, with weights large enough that logits depend on the whole context, and none at its neutral value."""
     from transformers import GlmMoeDsaConfig, GlmMoeDsaForCausalLM
 
-    return _save(GlmMoeDsaForCausalLM, GlmMoeDsaConfig(**{**GLM, **VARIANTS[variant]}), seed=5)
+    torch.manual_seed(5)
+    model = GlmMoeDsaForCausalLM(GlmMoeDsaConfig(**{**GLM, **VARIANTS[variant]}))
+    with torch.no_grad():
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+            if tensor.dim() > 1:
+                tensor.normal_(0, 1.5 * tensor.shape[-1] ** -0.5)
+            elif "norm" in name:
+                tensor.uniform_(0.7, 1.3)  # the indexer's norm has a bias, too
+            elif "correction_bias" in name:
+                tensor.normal_(0, 0.1)
+    folder = TemporaryDirectory(prefix="minengine-glm-")
+    _folders.append(folder)
+    model.save_pretrained(folder.name)
+    return Path(folder.name)
 
 
 def load(variant, dtype=torch.float32):

@@ -8,8 +8,7 @@ import shutil
 
 import pytest
 import torch
-from glm_requests import TOLERANCE, VARIANTS, Requests, directory, distance, error, load, oracle, prompts
-from tiny_models import GLM
+from glm_requests import GLM, TOLERANCE, VARIANTS, Requests, directory, distance, error, load, oracle, prompts
 
 from minengine.config import KV_CACHE_LAYOUTS, LATENT_DTYPES, ConfigError
 from minengine.kv.cache import KVCache
@@ -33,6 +32,36 @@ def test_the_oracle_is_worth_comparing_with():
     for variant in VARIANTS:
         for logits in oracle(variant).values():
             assert 0.3 < logits.std() < 30 and len(logits.argmax(-1).unique()) > len(logits) // 4
+
+
+@pytest.mark.parametrize("more", [-1, 0, 1, 2])
+@pytest.mark.parametrize("variant", ["shared", "grouped"])
+def test_contexts_about_index_topk(variant, more):
+    """Where attention becomes sparse: a chunk that ends there, decodes that cross it."""
+    decoder, ids = load(variant), {"long": prompts(variant)["long"]}
+    requests = Requests(decoder, ids)
+    requests.step({"long": decoder.config.index_topk + more})
+    for _ in range(3):
+        requests.step({}, ["long"])
+    got = torch.cat(requests.logits["long"])
+    expected = oracle(variant)["long"][: len(got)]
+    assert (got - expected).abs().max() <= TOLERANCE * expected.std()
+
+
+def test_nothing_is_scored_until_a_choice_is_needed(monkeypatch):
+    """Within index_topk tokens all are attended to; the keys written meanwhile serve the choices that follow."""
+    decoder, ids = load("shared"), {"long": prompts("shared")["long"]}
+    requests, top_k, scored = Requests(decoder, ids), decoder.config.index_topk, []
+    monkeypatch.setattr(indexer_module, "_scores", lambda *args, scores=indexer_module._scores: scored.append(1) or scores(*args))
+    requests.step({"long": top_k - 1})
+    requests.step({}, ["long"])
+    assert not scored
+    requests.step({}, ["long"])
+    assert len(scored) == decoder.config.num_indexer_layers
+    requests.step({"long": 10})
+    assert len(scored) == 2 * decoder.config.num_indexer_layers
+    got = torch.cat(requests.logits["long"])
+    assert (got - oracle("shared")["long"][: len(got)]).abs().max() <= TOLERANCE * got.std()
 
 
 @pytest.mark.parametrize("mask_up_to", [0, 1000], ids=["always gather", "always mask"])
@@ -187,6 +216,11 @@ def test_a_query_that_sees_nothing_gives_zero():
     assert out.isfinite().all()
     empty = absent.all(-1)  # (B, n)
     assert empty.sum() >= 2 and (out.transpose(1, 2)[empty] == 0).all() and (out.transpose(1, 2)[~empty] != 0).any(-1).all()
+
+
+def test_the_mask_of_a_choice_ignores_its_absent_entries():
+    unchosen = mla._unchosen(torch.tensor([[2, -1, 4], [-1, -1, -1], [0, 1, 3]]), 5)
+    assert [[p for p in range(5) if not row[p]] for row in unchosen] == [[2, 4], [], [0, 1, 3]]
 
 
 # --- packed rows, other dtypes, devices ----------------------------------------------------------------------

@@ -3,8 +3,8 @@ import dataclasses
 
 import pytest
 import torch
+from glm_requests import GLM, directory
 from hypothesis import given, strategies as st
-from tiny_models import GLM, tiny_glm
 
 from minengine.config import ConfigError
 from minengine.kv.cache import KVCache
@@ -50,8 +50,8 @@ class Scene:
     """One request's tokens, written to shuffled blocks through one indexer of the tiny model."""
 
     def __init__(self, tokens, seed=0, kv_cache_dtype="float32", layer=3, dtype=torch.float32, **changes):
-        self.config = dataclasses.replace(read_config(tiny_glm()), **changes)
-        self.indexer = Indexer(self.config, layer, SafetensorsSource(tiny_glm(), dtype))
+        self.config = dataclasses.replace(read_config(directory()), **changes)
+        self.indexer = Indexer(self.config, layer, SafetensorsSource(directory(), dtype))
         generator = torch.Generator().manual_seed(seed)
         self.tokens = tokens
         self.x = torch.randn(tokens, GLM["hidden_size"], generator=generator, dtype=dtype)
@@ -91,9 +91,9 @@ def assert_alike(some, others):
     assert all(len(a - b) == len(b - a) == 1 for a, b in differing), differing
 
 
-def by_formula(scene, position):
-    """The choice of one query, from the docstring's formula in float64, one token and head at a time."""
-    weights, config = SafetensorsSource(tiny_glm(), torch.float64), scene.config
+def scores_by_formula(scene, position):
+    """One query's scores of what it sees, from the docstring's formula in float64, one token and head at a time."""
+    weights, config = SafetensorsSource(directory(), torch.float64), scene.config
     name = "model.layers.3.self_attn.indexer."
     take = {n: weights.take(name + n) for n in ("wq_b.weight", "wk.weight", "k_norm.weight", "k_norm.bias", "weights_proj.weight")}
     heads, d, rope = config.index_n_heads, config.index_head_dim, config.qk_rope_head_dim
@@ -115,7 +115,23 @@ def by_formula(scene, position):
         key = (key - key.mean()) / (key.var(correction=0) + 1e-6).sqrt() * take["k_norm.weight"] + take["k_norm.bias"]
         key = rotate(key, t)
         scores.append(sum(w[h] * torch.relu(rotate(query[h], position) @ key / d**0.5) for h in range(heads)).item())
+    return scores
+
+
+def by_formula(scene, position):
+    scores = scores_by_formula(scene, position)
     return set(sorted(range(position + 1), key=lambda t: (-scores[t], t))[:TOP_K])
+
+
+@torch.inference_mode()
+def test_scores_follow_the_formula():
+    scene = Scene(40)
+    queries, head_weights = scene.indexer._queries(scene.x, scene.c_q, scene.cis)
+    keys = scene.kv.read_indexer_blocks(scene.indexer.index, scene.blocks)[None, :40]
+    scores = indexer_module._scores(queries[None], head_weights[None], keys)[0]  # (40, 40)
+    for position in (0, 7, 39):
+        expected = torch.tensor(scores_by_formula(scene, position))
+        assert (scores[position, : position + 1] - expected).abs().max() < 1e-5 * expected.abs().max()
 
 
 @torch.inference_mode()
@@ -133,7 +149,7 @@ def test_the_choice_equals_hugging_faces():
 
     scene, config = Scene(200, seed=4), GlmMoeDsaConfig(**GLM)
     theirs, prefix = GlmMoeDsaIndexer(config, 3), "model.layers.3.self_attn.indexer."
-    theirs.load_state_dict({n.removeprefix(prefix): t for n, t in load_file(tiny_glm() / "model.safetensors").items() if n.startswith(prefix)})
+    theirs.load_state_dict({n.removeprefix(prefix): t for n, t in load_file(directory() / "model.safetensors").items() if n.startswith(prefix)})
     rotary = GlmMoeDsaRotaryEmbedding(config)(scene.x[None], torch.arange(200)[None])
     causal = torch.ones(1, 200, 200, dtype=torch.bool).tril()
     expected = theirs(scene.x[None], scene.c_q[None], rotary, causal, None)[0]

@@ -3,7 +3,7 @@ import dataclasses
 
 import pytest
 import torch
-from tiny_models import GLM, tiny_glm
+from glm_requests import GLM, directory
 
 from minengine.config import ConfigError
 from minengine.model.moe import MoE, Router
@@ -14,8 +14,8 @@ PREFIX = "model.layers.1.mlp"
 
 def build(dtype=torch.float32, **changes):
     """The first mixture of the tiny model, in `dtype`, with some config fields changed."""
-    config = dataclasses.replace(read_config(tiny_glm()), **changes)
-    return config, MoE(config, PREFIX, SafetensorsSource(tiny_glm(), dtype))
+    config = dataclasses.replace(read_config(directory()), **changes)
+    return config, MoE(config, PREFIX, SafetensorsSource(directory(), dtype))
 
 
 def hugging_face(**changes):
@@ -25,7 +25,7 @@ def hugging_face(**changes):
     from transformers.models.glm_moe_dsa.modeling_glm_moe_dsa import GlmMoeDsaMoE
 
     module = GlmMoeDsaMoE(GlmMoeDsaConfig(**{**GLM, **changes}))
-    stored = {name.removeprefix(PREFIX + "."): t for name, t in load_file(tiny_glm() / "model.safetensors").items() if name.startswith(PREFIX + ".")}
+    stored = {name.removeprefix(PREFIX + "."): t for name, t in load_file(directory() / "model.safetensors").items() if name.startswith(PREFIX + ".")}
     state = {name: t for name, t in stored.items() if not name.startswith("experts.")}
     experts = range(GLM["n_routed_experts"])
     state["experts.gate_up_proj"] = torch.stack([torch.cat([stored[f"experts.{e}.{p}_proj.weight"] for p in ("gate", "up")]) for e in experts])
@@ -100,7 +100,7 @@ class Given:
 def router(logits, bias, **changes):
     """A router that sees these logits for the one-hot token 0."""
     fields = dict(hidden_size=2, n_routed_experts=len(logits), num_experts_per_tok=2, routed_scaling_factor=2.5, norm_topk_prob=True)
-    config = dataclasses.replace(read_config(tiny_glm()), **{**fields, **changes})
+    config = dataclasses.replace(read_config(directory()), **{**fields, **changes})
     weight = torch.stack((torch.tensor(logits), torch.zeros(len(logits))), dim=-1)  # (E, 2)
     return Router(config, "gate", Given(weight=weight, e_score_correction_bias=torch.tensor(bias)))
 
