@@ -166,7 +166,8 @@ def attend(q_latent: Tensor, q_rope: Tensor, latent: Tensor, rope: Tensor, absen
     by_head = scores.unflatten(1, (-1, absent.shape[1]))  # (B, H, n, S), a view
     absent = absent.unsqueeze(1)  # (B, 1, n, S)
     by_head.masked_fill_(absent, float("-inf"))
-    weights = by_head.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).masked_fill_(absent, 0.0)  # the second fill: a row of -inf gave NaN
+    weights = by_head.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32))
+    weights.masked_fill_(absent, 0.0)  # where all is -inf, the softmax gave NaN
     return torch.bmm(weights.flatten(1, 2).to(latent.dtype), latent)
 
 
