@@ -7,6 +7,7 @@ only when the build went through.
 from __future__ import annotations
 
 import argparse
+import fcntl
 import functools
 import http.server
 import os
@@ -31,7 +32,14 @@ def is_fresh() -> bool:
 
 
 def build() -> int:
-    """Bring the site up to date; returns 0, or 1 after saying what failed."""
+    """Bring the site up to date; returns 0, or 1 after saying what failed. A second build started meanwhile waits."""
+    OUT.mkdir(exist_ok=True)
+    with open(OUT / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return _build()
+
+
+def _build() -> int:
     if is_fresh():
         print(f"nothing changed; the book is {_address()}")
         return 0
