@@ -55,7 +55,7 @@ class Inputs:
 
     @cached_property
     def _imports(self) -> dict[str, set[str]]:
-        return {name: {top for file in self._files([folder]) if file.suffix == ".py" for top in _imported(file)} & set(PACKAGES)
+        return {name: {top for file in self._files(folder) if file.suffix == ".py" for top in _imported(file)} & set(PACKAGES)
                 for name, folder in PACKAGES.items()}
 
     @cached_property
@@ -64,19 +64,19 @@ class Inputs:
 
     def _hash(self, names: Iterable[str]) -> str:
         digest = hashlib.sha256()
-        for file in self._files(names):
-            content = file.read_bytes()
-            digest.update(f"{file.relative_to(self.root.parent)} {len(content)}\n".encode())
-            digest.update(content)
+        for name in names:
+            for file in self._files(name):
+                content = file.read_bytes()
+                digest.update(f"{name} {file.relative_to(self.root / name)} {len(content)}\n".encode())
+                digest.update(content)
         return digest.hexdigest()
 
-    def _files(self, names: Iterable[str]) -> Iterator[Path]:
-        for name in names:
-            path = (self.root / name).resolve()
-            if path.is_file():
-                yield path
-            elif path.is_dir():
-                yield from sorted(p for p in path.rglob("*") if p.is_file() and not SKIP.intersection(p.relative_to(path).parts))
+    def _files(self, name: str) -> Iterator[Path]:
+        path = self.root / name
+        if path.is_file():
+            yield path
+        elif path.is_dir():
+            yield from sorted(p for p in path.rglob("*") if p.is_file() and not SKIP.intersection(p.relative_to(path).parts))
 
 
 def _imported(file: Path) -> Iterator[str]:
