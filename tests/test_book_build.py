@@ -20,6 +20,7 @@ FILES = {
     "kernels/minkernels/__init__.py": "def pack(): ...\n",
     "widgets/minwidgets/__init__.py": "",
     "chapters/a.md": "# A\n",
+    "book/claims.yml": "row: 352\n",
     "../shared/data/t.json": "[]",
 }
 
@@ -53,6 +54,7 @@ def test_a_chapter_depends_on_the_packages_it_mentions_and_on_theirs(checkout):
         ("widgets/minwidgets/__init__.py", "import minwidgets", True),
         ("minengine/rows.py", "import minwidgets", False),
         ("../shared/data/t.json", "import minengine", True),
+        ("book/claims.yml", "import minengine", True),
         ("minengine/rows.py", "x = 1", False),
         ("constraints.txt", "x = 1", True),
         ("chapters/a.md", "import minengine", False),
@@ -63,6 +65,16 @@ def test_an_edit_changes_the_key_of_the_chapters_that_depend_on_it(checkout, edi
     path = checkout / edited
     path.write_text(path.read_text() + "\n")
     assert (Inputs(checkout).key(code) != before) == runs_again
+
+
+def test_traces_that_the_reader_names_count_as_data(checkout, tmp_path, monkeypatch):
+    before = Inputs(checkout).key("import minengine")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/trace.json").write_text("[1]")
+    monkeypatch.setenv("MINENGINE_TRACES", str(tmp_path / "mine"))
+    named = Inputs(checkout).key("import minengine")
+    (tmp_path / "mine/trace.json").write_text("[2]")
+    assert len({before, named, Inputs(checkout).key("import minengine")}) == 3
 
 
 def test_new_renamed_and_compiled_files(checkout):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import os
 import re
 import sys
 from functools import cached_property
@@ -18,7 +19,8 @@ __all__ = ["Inputs", "ROOT"]
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = {"minengine": "minengine", "minkernels": "kernels/minkernels", "minwidgets": "widgets/minwidgets"}
-DATA = "../shared/data"  # real traces, where the checkout has them beside it
+DATA = ("book/claims.yml", "../shared/data")  # the claims registry; real traces, where the checkout has them beside it
+TRACES = "MINENGINE_TRACES"  # or in the folder that this variable names
 LOCK = "constraints.txt"
 BOOK = ("_config.yml", "_toc.yml", "index.md", "chapters", "book", *PACKAGES.values(), LOCK)
 SKIP = {"__pycache__", "node_modules", ".ipynb_checkpoints", ".pytest_cache"}
@@ -60,7 +62,7 @@ class Inputs:
 
     @cached_property
     def _data(self) -> str:
-        return self._hash([DATA])
+        return self._hash([*DATA, *filter(None, [os.environ.get(TRACES)])])
 
     def _hash(self, names: Iterable[str]) -> str:
         digest = hashlib.sha256()
