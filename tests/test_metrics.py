@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minengine.workload import traces
-from minengine.workload.metrics import (MetricError, decode_tok_s, e2e_tok_s, e2e_tok_s_user, in_flight_share, interactivity, itl_s, output_tok_s_gpu,
-                                        ttft_s)
+from minengine.workload.metrics import (MetricError, decode_tok_s, e2e_tok_s, e2e_tok_s_user, in_flight_share, interactivity_q, itl_s,
+                                        output_tok_s_gpu, ttft_s)
 from minengine.workload.stats import mean, median, percentile, summary
 from minengine.workload.traces import BESIDE_CHECKOUT, Session, Subagent, TraceRequest, read_agentx
 
@@ -59,7 +59,7 @@ def test_one_request_by_hand():
     (lambda: ttft_s(2.0, 1.0), "first_token_s"), (lambda: itl_s(4.0, 2.0, 1), "output_tokens=1"), (lambda: itl_s(1.0, 2.0, 5), "latency_s"),
     (lambda: decode_tok_s(0.0), "itl"), (lambda: e2e_tok_s(0.0, 5), "latency_s"), (lambda: output_tok_s_gpu(5, 1.0, 0), "gpus=0"),
     (lambda: e2e_tok_s_user([], []), "at least one request"), (lambda: e2e_tok_s_user([1.0], [1, 2]), "1 and 2 entries"),
-    (lambda: e2e_tok_s_user([1.0], [1], how="best"), "how='best'"), (lambda: interactivity([1.0, 1.0], [1, 0]), "without output"),
+    (lambda: e2e_tok_s_user([1.0], [1], how="best"), "how='best'"), (lambda: interactivity_q([1.0, 1.0], [1, 0]), "without output"),
     (lambda: in_flight_share([], 10), "neither service time"), (lambda: in_flight_share([], -1), "gap_cap_s=-1"),
     (lambda: in_flight_share([], 1, 0), "tok_s=0"), (lambda: in_flight_share([], 1, gaps="guess"), "gaps='guess'"),
 ])
@@ -78,9 +78,9 @@ def test_two_means_of_the_same_requests():
 
 def test_interactivity_takes_the_percentile_before_it_inverts():
     latencies, outputs = [1.0, 2.0, 3.0, 4.0, 10.0], [10] * 5  # 0.1, 0.2, 0.3, 0.4, 1.0 s a token
-    assert interactivity(latencies, outputs, 50) == pytest.approx(1 / 0.3)
-    assert interactivity(latencies, outputs) == pytest.approx(1 / (0.4 + 0.6 * 0.6))  # P90 lies 0.6 of the way from 0.4 to 1.0
-    assert interactivity(latencies, outputs) < min(10.0, 5.0)  # the slow tail, not the fast one
+    assert interactivity_q(latencies, outputs, 50) == pytest.approx(1 / 0.3)
+    assert interactivity_q(latencies, outputs) == pytest.approx(1 / (0.4 + 0.6 * 0.6))  # P90 lies 0.6 of the way from 0.4 to 1.0
+    assert interactivity_q(latencies, outputs) < min(10.0, 5.0)  # the slow tail, not the fast one
 
 
 def test_output_per_gpu_counts_every_gpu():
@@ -104,7 +104,8 @@ def request(start_s, output, api=None, think=None):
 
 def test_in_flight_share_by_hand():
     helper = Subagent("x", 1.0, 3.0, (request(1.0, 100, 3.0, 0.0),))
-    sessions = [Session("a", 64, (request(0.0, 200, 5.0, 0.0), request(25.0, 100, 2.0, 20.0), helper)), Session("b", 64, (request(0.0, 0, None, None),))]
+    own = request(0.0, 200, 5.0, 0.0), request(25.0, 100, 2.0, 20.0)
+    sessions = [Session("a", 64, (*own, helper)), Session("b", 64, (request(0.0, 0, None, None),))]
     assert in_flight_share(sessions, math.inf) == pytest.approx(10 / (10 + 20))
     assert in_flight_share(sessions, 10) == pytest.approx(10 / (10 + 10))
     assert in_flight_share(sessions, 10, tok_s=100) == pytest.approx(4 / (4 + 10))

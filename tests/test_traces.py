@@ -73,7 +73,8 @@ def test_a_hit_never_covers_more_tokens_than_the_prompt_has():
 
 def test_agentx_reads_a_session_with_nested_subagents_on_one_clock(agentx):
     deepest = {"type": "subagent", "t": 3.0, "duration_ms": 1000, "requests": [turn(t=0.5)]}
-    helper = {"type": "subagent", "subagent_type": "Explore", "t": 20.0, "duration_ms": 8000, "requests": [turn(), turn(t=4.0, think_time=2.0), deepest]}
+    inner = [turn(), turn(t=4.0, think_time=2.0), deepest]
+    helper = {"type": "subagent", "subagent_type": "Explore", "t": 20.0, "duration_ms": 8000, "requests": inner}
     file = agentx(session(turn(), helper, turn(t=15.0, type="s", ttft=0.7, think_time=None)))
     (read,) = read_agentx(file)
     assert (read.id, read.block_size) == ("s", 64)

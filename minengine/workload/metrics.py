@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from typing import Iterable, Sequence
 
+from .. import arithmetic
 from .stats import mean, percentile
 from .traces import Session
 
-__all__ = ["MetricError", "decode_tok_s", "e2e_tok_s", "e2e_tok_s_user", "in_flight_share", "interactivity", "itl_s", "output_tok_s_gpu", "ttft_s"]
+__all__ = ["MetricError", "decode_tok_s", "e2e_tok_s", "e2e_tok_s_user", "in_flight_share", "interactivity_q", "itl_s", "output_tok_s_gpu", "ttft_s"]
 
 
 class MetricError(ValueError):
@@ -45,13 +46,13 @@ def itl_s(latency_s: float, ttft_s: float, output_tokens: int) -> float:
 def decode_tok_s(itl: float) -> float:
     """AIPerf's tok/s/user = 1 / ITL: speed while decoding. The first token, and the wait for it, are not in it."""
     _demand(itl > 0, f"itl={itl}: a speed needs a positive inter-token latency")
-    return 1 / itl
+    return arithmetic.decode_tok_s(itl)
 
 
 def e2e_tok_s(latency_s: float, output_tokens: int) -> float:
     """The article's E2E tok/s of one request = output tokens / whole latency, queueing and first token included."""
     _demand(latency_s > 0, f"latency_s={latency_s}: a speed needs a positive time")
-    return output_tokens / latency_s
+    return arithmetic.interactivity(output_tokens, latency_s)
 
 
 # --- many requests ----------------------------------------------------------------------------------------
@@ -73,8 +74,8 @@ def e2e_tok_s_user(latencies_s: Sequence[float], output_tokens: Sequence[int], h
     return mean(e2e_tok_s(latency, n) for latency, n in zip(latencies_s, output_tokens))
 
 
-def interactivity(latencies_s: Sequence[float], output_tokens: Sequence[int], q: float = 90) -> float:
-    """InferenceX's E2E interactivity = 1 / percentile_q(latency / output tokens), P90 by default.
+def interactivity_q(latencies_s: Sequence[float], output_tokens: Sequence[int], q: float = 90) -> float:
+    """InferenceX's E2E interactivity_q = 1 / percentile_q(latency / output tokens), P90 by default.
 
     The percentile comes BEFORE the inversion: q=90 is the speed that the slowest tenth of requests stay below. The 90th
     percentile of the speeds themselves would describe the fastest tenth.
