@@ -10,6 +10,7 @@ from torch import Tensor
 from ..config import ConfigError, GlmConfig, LlamaConfig, ModelConfig
 from ..kv.cache import KVCache
 from .batch import Batch
+from .linear import Linear
 from .mlp import DenseMLP
 from .rope import inverse_frequencies, rotations
 from .weights import WeightSource, open_model
@@ -74,7 +75,7 @@ class Decoder:
         self.embedding = weights.take("model.embed_tokens.weight", table)
         self.layers = [DecoderLayer(config, layer, weights) for layer in range(config.num_hidden_layers)]
         self.norm = weights.take("model.norm.weight", (config.hidden_size,))
-        self.lm_head = self.embedding if config.tie_word_embeddings else weights.take("lm_head.weight", table)
+        self.lm_head = Linear(self.embedding if config.tie_word_embeddings else weights.take("lm_head.weight", table))
         self.inv_freq = inverse_frequencies(config.rope_theta, rope_dim(config), weights.device)
         _refuse_unused(config, weights)
 
@@ -88,7 +89,7 @@ class Decoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Final norm and head of the rows asked for: (S, hidden) -> (S, vocab)."""
-        return F.linear(F.rms_norm(hidden, (self.config.hidden_size,), self.norm, self.config.rms_norm_eps), self.lm_head)
+        return self.lm_head(F.rms_norm(hidden, (self.config.hidden_size,), self.norm, self.config.rms_norm_eps))
 
 
 def rope_dim(config: ModelConfig) -> int:

@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .linear import Linear
 from .weights import WeightSource
 
 __all__ = ["DenseMLP"]
@@ -17,8 +18,8 @@ class DenseMLP:
         gate = weights.take(f"{prefix}.gate_proj.weight")  # (width, hidden)
         up = weights.take(f"{prefix}.up_proj.weight", tuple(gate.shape))
         self.width = gate.shape[0]
-        self.gate_up = torch.cat((gate, up))  # (2 * width, hidden)
-        self.down = weights.take(f"{prefix}.down_proj.weight", tuple(gate.T.shape)).t()  # (width, hidden), a view
+        self.gate_up = Linear(torch.cat((gate, up)))  # (2 * width, hidden)
+        self.down = Linear(weights.take(f"{prefix}.down_proj.weight", tuple(gate.T.shape)))  # (hidden, width)
 
     def __call__(self, x: Tensor, residual: Tensor) -> Tensor:
         """`residual + mlp(x)`, written into `residual`.
@@ -27,5 +28,5 @@ class DenseMLP:
             x: (T, hidden), normalised.
             residual: (T, hidden), overwritten.
         """
-        gate, up = F.linear(x, self.gate_up).split(self.width, dim=-1)  # (T, width) each
-        return residual.addmm_(F.silu(gate, inplace=True).mul_(up), self.down)
+        gate, up = self.gate_up(x).split(self.width, dim=-1)  # (T, width) each
+        return self.down.add_to(residual, F.silu(gate).mul_(up))
