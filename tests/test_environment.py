@@ -1,5 +1,4 @@
 """One lock: pip's, conda's and the Makefile's versions are the same, and satisfy what the packages ask for."""
-import importlib.metadata
 import re
 import sys
 import tomllib
@@ -7,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from distributions import closure
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -50,7 +50,8 @@ def test_make_and_conda_install_the_same_extras_and_the_same_model():
 
 @pytest.mark.skipif(Path(sys.prefix) != ROOT / ".venv", reason="looks into the .venv that make setup makes")
 def test_the_environment_holds_what_the_lock_says():
-    outside = {"pip", "minengine"}
-    installed = {canonicalize_name(found.metadata["Name"]): found.version.split("+")[0] for found in importlib.metadata.distributions()}
+    extras = [line for name in ("kernels", "book", "test") for line in PROJECT["optional-dependencies"][name]]
+    wanted = [line for line in PROJECT["dependencies"] + extras if (marker := Requirement(line).marker) is None or marker.evaluate()]
+    installed = {name: found.version.split("+")[0] for name, found in closure(wanted).items()}
     lock = {canonicalize_name(name): version for name, version in LOCK.items()}
-    assert {name: version for name, version in installed.items() if name not in outside} == {name: lock.get(name) for name in installed if name not in outside}
+    assert installed == {name: lock.get(name) for name in installed}

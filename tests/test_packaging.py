@@ -1,5 +1,4 @@
 """The wheel stands alone: base packages only, no file of the checkout; and the checkout holds nothing it should not."""
-import importlib.metadata
 import os
 import re
 import shutil
@@ -11,7 +10,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from packaging.requirements import Requirement
+from distributions import closure
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = {"minengine": "minengine", "minkernels": "kernels/minkernels", "minwidgets": "widgets/minwidgets"}
@@ -41,18 +40,6 @@ def wheel(tmp_path_factory):
     return next(target.glob("minengine-*.whl"))
 
 
-def base_distributions():
-    """Installed distributions that a base install brings: the project's dependencies and theirs, no extras."""
-    found, queue = {}, list(map(Requirement, tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]))
-    while queue:
-        requirement = queue.pop()
-        if requirement.name in found or (requirement.marker and not requirement.marker.evaluate({"extra": ""})):
-            continue
-        found[requirement.name] = importlib.metadata.distribution(requirement.name)
-        queue += map(Requirement, found[requirement.name].requires or ())
-    return found.values()
-
-
 @pytest.fixture(scope="module")
 def base_python(wheel, tmp_path_factory):
     """The Python of an environment with the wheel and its base dependencies alone.
@@ -63,7 +50,8 @@ def base_python(wheel, tmp_path_factory):
     venv.create(home, with_pip=False, symlinks=True)
     python = home / "bin" / "python"
     packages = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=home).strip())
-    for distribution in base_distributions():
+    base = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    for distribution in closure(base).values():
         for top in {file.parts[0] for file in distribution.files or () if file.parts[0] not in ("..", "__pycache__")}:
             if not (packages / top).exists():
                 (packages / top).symlink_to(distribution.locate_file(top))

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.browser
 # What a reader sees of each figure: shapes with an extent in the plot area, a caption, a text alternative, a table with rows.
 FIGURES = """() => [...document.querySelectorAll("figure.minfigure")].map((figure) => ({
     name: figure.querySelector("figcaption").textContent,
-    shapes: [...figure.querySelectorAll(".plot path, .plot rect, .plot image, .pielayer path")].filter((shape) => {
+    shapes: [...figure.querySelectorAll(".cartesianlayer .trace path, .cartesianlayer .trace image, .pielayer path")].filter((shape) => {
         const box = shape.getBoundingClientRect();
         return box.width + box.height > 1;
     }).length,

@@ -3,6 +3,8 @@
 (() => {
   "use strict";
   const NARROW = 520; // px: below this a chart gets smaller type, fewer ticks and its legend underneath
+  const TITLE_CHARACTERS = 26; // of a y axis, when narrow
+  const LEGEND_ROW = 19; // px that a narrow drawing grows for each series named below it
   const SERIES = {
     // Okabe and Ito's colours, lightened for dark pages: told apart with any colour vision.
     light: ["#0072b2", "#d55e00", "#009e73", "#b0538a", "#e69f00", "#56b4e9"],
@@ -19,6 +21,16 @@
     for (const [key, value] of Object.entries(own || {}))
       merged[key] = isObject(value) && isObject(base[key]) ? over(base[key], value) : value;
     return merged;
+  }
+
+  // A long title of a vertical axis in lines that a small drawing has room for.
+  function wrapped(title) {
+    const lines = [""];
+    for (const word of title.split(" ")) {
+      if (lines.at(-1) && (lines.at(-1) + word).length > TITLE_CHARACTERS) lines.push("");
+      lines[lines.length - 1] += (lines.at(-1) ? " " : "") + word;
+    }
+    return lines.join("<br>");
   }
 
   // A logarithmic axis is labelled at the values that were measured, if they are few: 1, 2, 4, 8 and not every digit.
@@ -39,7 +51,7 @@
     const grid = colour("--pst-color-border");
     const axis = {
       gridcolor: grid, linecolor: grid, zerolinecolor: grid, zerolinewidth: 1, automargin: true, nticks: narrow ? 5 : 8,
-      title: { standoff: narrow ? 6 : 10 }, fixedrange: true,
+      title: { standoff: narrow ? 6 : 10, font: { size: narrow ? 11 : 13 } }, fixedrange: true,
     };
     const own = structuredClone(spec.layout || {});
     delete own.width;
@@ -47,6 +59,7 @@
     for (const name of Object.keys(own)) {
       if (!/^[xy]axis\d*$/.test(name)) continue;
       if (typeof own[name].title === "string") own[name].title = { text: own[name].title };
+      if (narrow && name[0] === "y" && own[name].title?.text) own[name].title.text = wrapped(own[name].title.text);
       own[name] = over(axis, { ...logTicks(spec, name), ...own[name] });
     }
     const base = {
@@ -60,7 +73,7 @@
     return over(base, own);
   }
 
-  const figures = new Map(); // drawing element -> {spec, state: what the last drawing was made for}
+  const figures = new Map(); // drawing element -> {spec, height in px, state: what the last drawing was made for}
 
   function draw(plot) {
     const figure = figures.get(plot);
@@ -72,13 +85,15 @@
       return;
     }
     figure.state = state;
+    const named = figure.spec.data.filter((trace) => trace.name && trace.showlegend !== false).length;
+    plot.style.height = `${figure.height + (width < NARROW && named > 2 ? named * LEGEND_ROW : 0)}px`;
     Plotly.react(plot, structuredClone(figure.spec.data), layoutFor(figure.spec, width), { responsive: false, displayModeBar: false, staticPlot: false });
   }
 
   const sizes = new ResizeObserver((entries) => entries.forEach((entry) => draw(entry.target)));
   for (const node of document.querySelectorAll("figure.minfigure")) {
     const plot = node.querySelector(".minfigure-plot");
-    figures.set(plot, { spec: JSON.parse(node.querySelector("script").textContent), state: "" });
+    figures.set(plot, { spec: JSON.parse(node.querySelector("script").textContent), height: parseFloat(plot.style.height), state: "" });
     sizes.observe(plot); // fires once at once: the first drawing
   }
   new MutationObserver(() => figures.forEach((_, plot) => draw(plot))).observe(document.documentElement, { attributes: true, attributeFilter: ["data-theme"] });
