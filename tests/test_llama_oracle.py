@@ -119,13 +119,35 @@ def test_the_cache_s_format_counts_and_the_chunks_do_not(kv_cache_dtype):
 
 # --- decodes in runs ------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("run, split", [(1, 1), (2**12, 2**30), (2**30, 2**9)])
-def test_runs_of_decodes_give_the_same(run, split, monkeypatch):
-    """One request a run, full runs, runs of similar length."""
+def _decodes_together(ends=(31, 50, 12, 40, 13, 33)):
+    """Six prefixes of one text, prefilled but for three tokens, then decoded together; returns the runs' sizes."""
+    ids = {str(n): tokens()["long"][:n] for n in ends}
+    requests = Requests(load_model(directory("grouped, tied")), ids)
+    requests.step({name: len(each) - 3 for name, each in ids.items()})
+    for _ in range(3):
+        requests.step({}, list(ids))
+    got = {name: torch.cat(parts) for name, parts in requests.logits.items()}
+    assert worst(got, {name: oracle("grouped, tied")["long"][: int(name)] for name in ids}) <= TOLERANCE
+
+
+ROW = 2 * 32 * 2  # values of a token of that model
+
+
+@pytest.mark.parametrize("run, split, sizes", [(1, 2**30, [1] * 6), (2 * 50 * ROW, 2**30, [2, 3, 1]), (2**30, 30 * ROW, [1, 3, 2]), (2**30, 2**30, [6])])
+def test_runs_of_decodes_give_the_same(run, split, sizes, monkeypatch):
+    """One request a run; full runs; runs of similar length (50, then 40 33 31, then 13 12); one run."""
     monkeypatch.setitem(gqa.RUN_VALUES, "cpu", run)
     monkeypatch.setattr(gqa, "SPLIT_VALUES", split)
-    requests = Requests(load_model(directory("grouped, tied")), tokens())
-    assert worst(requests.run(PROMPTS), oracle("grouped, tied")) <= TOLERANCE
+    seen = []
+    monkeypatch.setattr(gqa, "_similar", lambda *args, cut=gqa._similar: seen.append(cut(*args)) or seen[-1])
+    _decodes_together()
+    assert [len(members) for members, _ in seen[-1]] == sizes and len(seen) == 3  # one plan a step, shared by its layers
+
+
+def test_runs_where_lengths_are_on_the_device(monkeypatch):
+    """CUDA's even cut, made here by hand."""
+    monkeypatch.setattr(gqa, "_similar", lambda lens, row: [(range(0, 4), max(lens)), (range(4, 6), max(lens))])
+    _decodes_together()
 
 
 def test_runs_cut_where_padding_costs_more_than_a_run(monkeypatch):
@@ -138,18 +160,6 @@ def test_runs_cut_where_padding_costs_more_than_a_run(monkeypatch):
     assert gqa._similar([9000], row=10) == [([0], 9000)]  # one request is a run, whatever its length
 
 
-def test_runs_where_lengths_are_on_the_device(monkeypatch):
-    """CUDA's even cut, made here by hand."""
-    monkeypatch.setattr(gqa, "_similar", lambda lens, row: [(range(0, 2), max(lens)), (range(2, len(lens)), max(lens))])
-    ids = {str(n): tokens()["long"][:n] for n in (31, 50, 12, 40)}
-    requests = Requests(load_model(directory("grouped, tied")), ids)
-    requests.step({name: len(each) - 3 for name, each in ids.items()})
-    for _ in range(3):
-        requests.step({}, list(ids))
-    got = {name: torch.cat(parts) for name, parts in requests.logits.items()}
-    assert worst(got, {name: oracle("grouped, tied")["long"][: int(name)] for name in ids}) <= TOLERANCE
-
-
 @pytest.mark.parametrize("block_size, by_slot", [(16, False), (256, True)])
 def test_a_mostly_empty_block_is_not_read_whole(block_size, by_slot, monkeypatch):
     read = []
@@ -159,18 +169,6 @@ def test_a_mostly_empty_block_is_not_read_whole(block_size, by_slot, monkeypatch
     requests.step({"short": 30})
     requests.step({}, ["short"])
     assert set(read) == {"slots" if by_slot else "blocks"}
-
-
-def test_a_step_plans_once():
-    """Masks and tables are made in the first layer and shared."""
-    requests = Requests(load_model(directory("grouped, tied")), tokens())
-    requests.step({"long": 20, "short": 9, "tiny": 1})
-    batch = requests.batch({"long": 30}, ["short", "tiny"])
-    with torch.inference_mode():
-        requests.decoder.forward(batch, requests.kv)
-        plan = dict(batch.scratch)
-        requests.decoder.forward(batch, requests.kv)
-    assert plan and all(batch.scratch[key] is value for key, value in plan.items())
 
 
 # --- rotations ------------------------------------------------------------------------------------------------
