@@ -36,8 +36,8 @@ soak: $(READY) ## long fault and fuzz runs
 gpu-check: ## the tests that need a CUDA GPU, from a bare checkout
 	@if [ -x $(PY) ]; then python=$(PY); else python=python3; fi; $$python -m pytest -q -m gpu -p no:cacheprovider
 
-lock-check: $(READY) ## resolve constraints.txt for x86_64 and aarch64, CPU and CUDA, without installing
-	@$(PY) book/lock_check.py
+lock-check: $(READY) ## resolve the lock for x86_64 and aarch64, installing nothing
+	@$(PY) .ci/lock_check.py
 
 clean: ## remove .venv and everything that was built
 	rm -rf $(VENV) _build build dist book/node_modules
