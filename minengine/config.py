@@ -121,12 +121,23 @@ class GlmConfig(ModelConfig):
         return self.index_head_dim
 
 
-def indexer_types(num_layers: int, freq: int = 4, offset: int = 3) -> tuple[str, ...]:
+def indexer_types(num_layers: int, freq: int, offset: int) -> tuple[str, ...]:
     """Which layers score for themselves (`full`) and which reuse the last full layer's choice (`shared`).
 
-    GLM-5.3's rule: layer i is full iff max(i - offset + 1, 0) % freq == 0.
+    Layer i is full iff max(i - offset + 1, 0) % freq == 0; GLM-5.3 has freq 4 and offset 3.
     """
     return tuple("full" if max(i - offset + 1, 0) % freq == 0 else "shared" for i in range(num_layers))
+
+
+def _indexer_types(hf: Mapping[str, Any], num_layers: int) -> tuple[str, ...]:
+    """The layers' kinds as a config may state them: a list, a pattern of F and S, or the rule's two numbers."""
+    kinds = hf.get("indexer_types") or hf.get("index_topk_pattern")
+    if kinds is None:
+        kinds = indexer_types(num_layers, max(hf.get("index_topk_freq", 1), 1), hf.get("index_skip_topk_offset", 2))
+    kinds = tuple({"F": "full", "S": "shared"}.get(kind, kind) for kind in kinds)
+    if len(kinds) != num_layers or set(kinds) - {"full", "shared"}:
+        raise ConfigError(f"config.json: field 'indexer_types' must name 'full' or 'shared' for each of {num_layers} layers; got {kinds}")
+    return kinds
 
 
 def model_config(hf: Mapping[str, Any]) -> ModelConfig:
@@ -159,6 +170,8 @@ def model_config(hf: Mapping[str, Any]) -> ModelConfig:
     )
     if rope.get("rope_type", rope.get("type", "default")) not in (None, "default"):
         raise ConfigError(f"rope_type '{rope.get('rope_type', rope.get('type'))}' is not supported; use a model with rope_type 'default'")
+    if hf.get("hidden_act", "silu") != "silu":
+        raise ConfigError(f"config.json: hidden_act='{hf['hidden_act']}' is not supported; use a model with hidden_act 'silu'")
     if "LlamaForCausalLM" in names:
         heads = common["num_attention_heads"]
         return LlamaConfig(
@@ -180,7 +193,7 @@ def model_config(hf: Mapping[str, Any]) -> ModelConfig:
             norm_topk_prob=hf.get("norm_topk_prob", True),
             n_group=hf.get("n_group", 1),
             topk_group=hf.get("topk_group", 1),
-            indexer_types=tuple(hf.get("indexer_types") or indexer_types(layers, hf.get("index_topk_freq", 4), hf.get("index_skip_topk_offset", 3))),
+            indexer_types=_indexer_types(hf, layers),
             mlp_layer_types=tuple(kinds),
             **common,
         )

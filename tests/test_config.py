@@ -1,0 +1,34 @@
+"""Reading a model's config: Hugging Face's names and defaults, and one sentence for what cannot be run."""
+import pytest
+
+from minengine.config import ConfigError, model_config
+from tiny_models import GLM, LLAMA
+
+
+def glm(**fields):
+    return model_config({**{k: v for k, v in GLM.items() if k != "indexer_types"}, **fields})
+
+
+def test_kinds_of_layers_may_be_listed_spelled_or_ruled():
+    assert glm(indexer_types=["full", "shared", "shared", "full", "shared"]).indexer_types == ("full", "shared", "shared", "full", "shared")
+    assert glm(index_topk_pattern="FSSFS").indexer_types == ("full", "shared", "shared", "full", "shared")
+    assert glm(index_topk_freq=4, index_skip_topk_offset=3).indexer_types == ("full", "full", "full", "shared", "shared")
+    assert glm().indexer_types == ("full",) * 5, "Hugging Face's default is an indexer in every layer"
+    for wrong in (["full"] * 4, ["full"] * 4 + ["sometimes"]):
+        with pytest.raises(ConfigError, match="indexer_types"):
+            glm(indexer_types=wrong)
+
+
+def test_the_defaults_are_hugging_faces():
+    transformers = pytest.importorskip("transformers", reason="the oracle is transformers: pip install 'minengine[test]'")
+    theirs = transformers.GlmMoeDsaConfig(num_hidden_layers=9)
+    ours = model_config({**theirs.to_dict(), "architectures": ["GlmMoeDsaForCausalLM"], "indexer_types": None, "mlp_layer_types": None})
+    assert list(ours.indexer_types) == theirs.indexer_types and list(ours.mlp_layer_types) == theirs.mlp_layer_types
+    assert ours.rope_theta == theirs.rope_parameters["rope_theta"]
+
+
+def test_what_cannot_run_is_named():
+    for fields, why in (({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM"), ({"hidden_act": "gelu"}, "hidden_act='gelu'"),
+                        ({"rope_scaling": {"rope_type": "yarn"}}, "rope_type 'yarn'"), ({"hidden_size": None}, "'hidden_size' is missing")):
+        with pytest.raises(ConfigError, match=why):
+            model_config({**LLAMA, **fields})
