@@ -34,7 +34,7 @@ soak: $(READY) ## long fault and fuzz runs
 
 # Needs no set-up: any Python with torch, triton and pytest will do.
 gpu-check: ## the tests that need a CUDA GPU, from a bare checkout
-	@if [ -x $(PY) ]; then python=$(PY); else python=python3; fi; $$python -m pytest -q -m gpu -p no:cacheprovider
+	@if [ -x $(PY) ]; then python=$(PY); else python=python3; fi; $$python -m pytest -q -m gpu -p no:cacheprovider $$(grep -l 'mark.gpu' tests/*.py)
 
 lock-check: $(READY) ## resolve the lock for x86_64 and aarch64, installing nothing
 	@$(PY) .ci/lock_check.py
