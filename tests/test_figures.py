@@ -57,7 +57,8 @@ def test_the_mime_bundle_serves_lab_and_the_page():
     [
         ({"caption": " "}, "caption is empty"),
         ({"alt": ""}, "alt is empty"),
-        ({"fig": {"data": [{"type": "heatmap", "z": [[1]]}]}}, "table is needed: trace 0"),
+        ({"fig": {"data": [{"type": "heatmap", "x": [1], "y": [1], "z": [[1]]}]}}, "type 'heatmap'"),
+        ({"fig": {"data": [{"type": "pie", "labels": ["a"], "values": [1]}]}}, "table is needed: trace 0"),
         ({"fig": {"data": [{"x": list(range(401)), "y": list(range(401))}]}}, "401 points"),
     ],
 )

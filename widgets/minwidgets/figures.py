@@ -15,6 +15,7 @@ from typing import Any, Iterable, Mapping, Sequence
 __all__ = ["Figure", "show"]
 
 PLOTLY_MIME = "application/vnd.plotly.v1+json"
+TRACE_TYPES = ("scatter", "bar", "pie")  # what the page's build of Plotly has; it would draw any other as a scatter, silently
 MAX_AUTOMATIC_ROWS = 400
 Table = tuple[Sequence[str], Iterable[Sequence[Any]]]  # header, rows
 
@@ -56,13 +57,17 @@ def show(fig: Any, *, caption: str, alt: str, table: Table | Sequence[Mapping[st
         height: of the drawing, in CSS pixels.
 
     Raises:
-        ValueError: caption or alt is empty, or the traces are no plain x-y series and no table was given.
+        ValueError: caption or alt is empty, a trace is of a type that the page cannot draw, or the traces are no plain
+            x-y series and no table was given.
     """
     for name, text in (("caption", caption), ("alt", alt)):
         if not text.strip():
             raise ValueError(f"{name} is empty: a figure needs a caption and a text alternative")
     spec = json.loads(fig.to_json()) if hasattr(fig, "to_json") else json.loads(json.dumps(fig))
     spec.setdefault("layout", {}).pop("template", None)  # the page's own style; Plotly's default template is 7 kB of colours
+    for trace in spec["data"]:
+        if trace.get("type", "scatter") not in TRACE_TYPES:
+            raise ValueError(f"a trace has type '{trace['type']}': the book's pages draw {', '.join(TRACE_TYPES)}")
     if table is None:
         table = _table_of(spec)
     elif isinstance(table, Sequence) and table and isinstance(table[0], Mapping):
