@@ -3,7 +3,6 @@
 Prompts are drawn until no top-k has a near-tie at its cut-off: two right implementations may decide one differently, and
 all that follows then differs.
 """
-import random
 from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -11,10 +10,9 @@ from tempfile import TemporaryDirectory
 import pytest
 import torch
 
-from minengine.kv.cache import KVCache
 from minengine.model import indexer as indexer_module
-from minengine.model.batch import Batch, PrefillChunk
 from minengine.model.decoder import load_model
+from model_harness import Requests as AnyRequests
 
 GLM = dict(
     vocab_size=211, hidden_size=64, intermediate_size=96, moe_intermediate_size=32, num_hidden_layers=5, num_attention_heads=4,
@@ -106,55 +104,11 @@ def oracle(variant):
         return {name: model(ids[None]).logits[0] for name, ids in prompts(variant).items()}
 
 
-class Requests:
-    """Requests with scattered blocks of one cache; `step` advances some of them in one batch."""
-
-    def __init__(self, decoder, token_ids, *, kv_cache_dtype="float32", layout="LBNHC", block_size=16, dtype=torch.float32, seed=0):
-        need = {name: -(-len(ids) // block_size) for name, ids in token_ids.items()}
-        blocks = list(range(sum(need.values()) + 3))
-        random.Random(seed).shuffle(blocks)
-        self.decoder, self.token_ids = decoder, token_ids
-        self.kv = KVCache(decoder.config, kv_cache_dtype, layout, len(blocks), block_size, dtype=dtype)
-        self.kv.storage.random_(0, 60, generator=torch.Generator().manual_seed(seed))  # old rows, all finite
-        self.blocks = {name: torch.tensor([blocks.pop() for _ in range(n)]) for name, n in need.items()}
-        self.computed = dict.fromkeys(token_ids, 0)
-        self.logits = {name: [] for name in token_ids}
-
-    def step(self, prefills, decodes=()):
-        """prefills {name: tokens}, decodes [name]."""
-        size = self.kv.block_size
-        counts = {**dict.fromkeys(decodes, 1), **prefills}
-        positions, slots, chunks, start = [], [], [], 0
-        for name, count in counts.items():
-            at = torch.arange(self.computed[name], self.computed[name] + count)
-            positions.append(at)
-            slots.append(self.blocks[name][at // size] * size + at % size)
-            if name in prefills:
-                chunks.append(PrefillChunk(start, start + count, self.computed[name], self.blocks[name][: -(-(int(at[-1]) + 1) // size)]))
-            start += count
-        ids = torch.cat([self.token_ids[name][at] for name, at in zip(counts, positions)])
-        batch = Batch(ids, torch.cat(positions), torch.cat(slots), torch.arange(start), len(decodes), prefills=chunks)
-        if decodes:
-            lens = [self.computed[name] + 1 for name in decodes]
-            batch.max_decode_len = max(lens)
-            width = -(-max(lens) // size)
-            batch.decode_seq_lens = torch.tensor(lens)
-            batch.decode_block_tables = torch.stack([torch.cat((self.blocks[n], self.blocks[n].new_zeros(width)))[:width] for n in decodes])
-        with torch.inference_mode():
-            logits = self.decoder.logits(self.decoder.forward(batch, self.kv))
-        for (name, count), part in zip(counts.items(), logits.split(list(counts.values()))):
-            self.computed[name] += count
-            self.logits[name].append(part)
+class Requests(AnyRequests):
+    """Requests whose first `PROMPTS[name]` tokens are the prompt."""
 
     def run(self, seed=0):
-        """Random chunks of the prompts, decodes of what follows, all requests mixed: {name: (n, vocab)}."""
-        draw = random.Random(seed)
-        while waiting := [name for name, ids in self.token_ids.items() if self.computed[name] < len(ids)]:
-            active = [name for name in waiting if draw.random() < 0.8] or waiting
-            decodes = [name for name in active if self.computed[name] >= PROMPTS[name]]
-            prefills = {name: min(draw.choice((1, 3, 20, 45)), PROMPTS[name] - self.computed[name]) for name in active if name not in decodes}
-            self.step(prefills, decodes)
-        return {name: torch.cat(parts) for name, parts in self.logits.items()}
+        return super().run(PROMPTS, seed)
 
 
 def error(got, variant):

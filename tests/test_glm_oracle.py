@@ -255,7 +255,7 @@ def test_packed_rows_work_with_sparse_attention(kv_cache_dtype):
 
 def test_a_bfloat16_model_stays_near():
     name = "without experts"
-    requests = Requests(load(name, torch.bfloat16), prompts(name), kv_cache_dtype="bfloat16", dtype=torch.bfloat16)
+    requests = Requests(load(name, torch.bfloat16), prompts(name), kv_cache_dtype="bfloat16")
     assert distance({name: t.float() for name, t in requests.run().items()}, oracle(name)) < 0.1
 
 
