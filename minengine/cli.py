@@ -114,17 +114,22 @@ def _chat(args: argparse.Namespace) -> int:
         if not text:
             break
         messages.append({"role": "user", "content": text})
-        shown = 0
-        out = None
-        for out in llm.stream(llm.chat_prompt(messages), params):
-            answer = out.outputs[0].text
-            print(answer[shown:], end="", flush=True)
-            shown = len(answer)
-        print()
-        if out.error:
-            print(f"minengine: {out.error}", file=sys.stderr)
-        print(f"[{_summary(out)}]", file=sys.stderr)
-        messages.append({"role": "assistant", "content": out.outputs[0].text})
+        answer = ""
+        try:
+            for out in llm.stream(llm.chat_prompt(messages), params):
+                print(out.outputs[0].text[len(answer):], end="", flush=True)
+                answer = out.outputs[0].text
+            print()
+            if out.error:
+                print(f"minengine: {out.error}", file=sys.stderr)
+            print(f"[{_summary(out)}]", file=sys.stderr)
+        except KeyboardInterrupt:  # ends the answer; what was said stays part of the conversation
+            print("\n[interrupted; Ctrl-C again or an empty line ends the conversation]", file=sys.stderr)
+        except RequestError as error:  # too long by now, or a text that is none: the conversation goes on without this message
+            print(f"minengine: {error}", file=sys.stderr)
+            messages.pop()
+            continue
+        messages.append({"role": "assistant", "content": answer})
     return 0
 
 

@@ -150,10 +150,20 @@ def model_config(hf: Mapping[str, Any]) -> ModelConfig:
     rope = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
     eos = hf.get("eos_token_id")
 
-    def need(name: str) -> Any:
-        if hf.get(name) is None:
+    def need(name: str) -> int:
+        """A count that the model cannot be built without."""
+        value = hf.get(name)
+        if value is None:
             raise ConfigError(f"config.json: field '{name}' is missing; the model directory is incomplete, save it again with save_pretrained()")
-        return hf[name]
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ConfigError(f"config.json: field '{name}' is {value!r}; it must be a whole number of at least 1")
+        return value
+
+    def number(name: str, default: float, source: Mapping[str, Any] = hf) -> float:
+        value = default if source.get(name) is None else source[name]
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0:
+            raise ConfigError(f"config.json: field '{name}' is {value!r}; it must be a positive number")
+        return value
 
     common = dict(
         vocab_size=need("vocab_size"),
@@ -161,9 +171,9 @@ def model_config(hf: Mapping[str, Any]) -> ModelConfig:
         num_hidden_layers=need("num_hidden_layers"),
         num_attention_heads=need("num_attention_heads"),
         intermediate_size=need("intermediate_size"),
-        rms_norm_eps=hf.get("rms_norm_eps", 1e-5),
-        rope_theta=float(rope.get("rope_theta", hf.get("rope_theta", 10000.0))),
-        max_position_embeddings=hf.get("max_position_embeddings", 2048),
+        rms_norm_eps=number("rms_norm_eps", 1e-5),
+        rope_theta=float(number("rope_theta", number("rope_theta", 10000.0), rope)),
+        max_position_embeddings=int(number("max_position_embeddings", 2048)),
         tie_word_embeddings=bool(hf.get("tie_word_embeddings", False)),
         bos_token_id=hf.get("bos_token_id"),
         eos_token_ids=tuple(eos) if isinstance(eos, (list, tuple)) else () if eos is None else (eos,),
@@ -174,9 +184,12 @@ def model_config(hf: Mapping[str, Any]) -> ModelConfig:
         raise ConfigError(f"config.json: hidden_act='{hf['hidden_act']}' is not supported; use a model with hidden_act 'silu'")
     if "LlamaForCausalLM" in names:
         heads = common["num_attention_heads"]
+        kv_heads = heads if hf.get("num_key_value_heads") is None else need("num_key_value_heads")
+        if heads % kv_heads:
+            raise ConfigError(f"config.json: num_key_value_heads={kv_heads} must divide num_attention_heads={heads}; correct config.json")
         return LlamaConfig(
             architecture="LlamaForCausalLM",
-            num_key_value_heads=hf.get("num_key_value_heads") or heads,
+            num_key_value_heads=kv_heads,
             head_dim=hf.get("head_dim") or common["hidden_size"] // heads,
             **common,
         )
@@ -209,7 +222,7 @@ class EngineArgs:
     """
 
     model: str = "smollm2"
-    dtype: str = "auto"  # float32 on a CPU, bfloat16 on CUDA
+    dtype: str = "auto"  # "float32" or "bfloat16"; auto: float32 on a CPU, bfloat16 on CUDA
     device: str = "auto"
     kv_cache_dtype: str = "auto"  # the model's dtype
     kv_cache_layout: str = "LBNHC"
@@ -231,12 +244,15 @@ class EngineArgs:
             if not ok:
                 raise ConfigError(f"{name}={getattr(self, name)!r}: {remedy}")
 
-        size = self.block_size
-        demand(size in (16, 32, 64, 128, 256, 512, 1024), "block_size", "use a power of two from 16 to 1024")
+        for f in fields(self):
+            value, kind = getattr(self, f.name), str(f.type)
+            if kind.startswith("int") and not (value is None and "None" in kind):
+                demand(isinstance(value, int) and not isinstance(value, bool), f.name, "use a whole number")
+        demand(self.block_size in (16, 32, 64, 128, 256, 512, 1024), "block_size", "use a power of two from 16 to 1024")
         demand(self.kv_cache_layout in KV_CACHE_LAYOUTS, "kv_cache_layout", f"use one of {', '.join(KV_CACHE_LAYOUTS)}")
         known = dict.fromkeys(("auto", *LATENT_DTYPES, *HEAD_DTYPES))
         demand(self.kv_cache_dtype in known, "kv_cache_dtype", f"use one of {', '.join(known)}")
-        demand(self.dtype in ("auto", "float32", "bfloat16", "float16"), "dtype", "use auto, float32, bfloat16 or float16")
+        demand(self.dtype in ("auto", "float32", "bfloat16"), "dtype", "use auto, float32 or bfloat16")
         demand(self.device == "auto" or self.device.split(":")[0] in ("cpu", "cuda"), "device", "use auto, cpu or cuda")
         demand(self.attention_backend in ("auto", "torch"), "attention_backend", "use auto or torch")
         demand(self.max_num_seqs >= 1, "max_num_seqs", "use at least 1")

@@ -8,7 +8,9 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Callable, Mapping, Sequence
+from numbers import Integral
+from random import Random
+from typing import Any, Callable, Iterable, Mapping, Sequence
 
 import torch
 
@@ -49,14 +51,18 @@ class LLMEngine:
         self.cuda_graphs = device.type == "cuda" and not args.enforce_eager
         num_blocks, self.max_model_len = _size_pool(args, self.config, kv_cache_dtype)
         # A CUDA graph runs at a fixed batch width; its empty places write to a block of their own at the end.
-        self.kv = KVCache(self.config, kv_cache_dtype, args.kv_cache_layout, num_blocks + self.cuda_graphs, args.block_size, device,
-                          self.model.dtype)
+        try:
+            self.kv = KVCache(self.config, kv_cache_dtype, args.kv_cache_layout, num_blocks + self.cuda_graphs, args.block_size, device,
+                              self.model.dtype)
+        except RuntimeError as error:  # torch's word for "out of memory", on a CPU and on CUDA
+            raise ConfigError(f"kv_cache_memory_bytes: a pool of {num_blocks} blocks does not fit this machine's memory ({error}); ask for less") from error
         self.pool = BlockPool(num_blocks, args.block_size, args.enable_prefix_caching)
         self.scheduler = Scheduler(self.pool, max_num_batched_tokens=args.max_num_batched_tokens, max_num_seqs=args.max_num_seqs,
                                    long_prefill_token_threshold=args.long_prefill_token_threshold)
         self.runner = ModelRunner(self.model, self.kv, cuda_graphs=self.cuda_graphs, max_num_seqs=args.max_num_seqs,
                                   max_model_len=self.max_model_len)
         self.requests: dict[str, Request] = {}  # unfinished ones
+        self._seeds = Random(args.seed)  # for requests that bring none
 
     # --- requests -------------------------------------------------------------------------------------------
 
@@ -72,12 +78,15 @@ class LLMEngine:
         if request_id in self.requests:
             raise RequestError(f"request_id={request_id!r}: is in use by an unfinished request; choose another")
         text, ids, salt = self._read_prompt(prompt)
+        salt = salt if cache_salt is None else cache_salt
+        if salt is not None and not isinstance(salt, str):
+            raise RequestError(f"cache_salt={salt!r}: use a string")
         params = params or SamplingParams()
-        request = Request(request_id, ids, params, max_model_len=self.max_model_len,
-                          eos_token_ids=self.config.eos_token_ids, arrival_s=self.clock(),
-                          cache_salt=cache_salt if cache_salt is not None else salt, prompt=text, stream=stream)
         if params.stop and self.tokenizer is None:
             raise RequestError("stop: this model has no tokenizer, so stop strings cannot be seen; use stop_token_ids")
+        request = Request(request_id, ids, params, max_model_len=self.max_model_len,
+                          eos_token_ids=self.config.eos_token_ids, arrival_s=self.clock(),
+                          cache_salt=salt, prompt=text, stream=stream, seed=self._seeds.getrandbits(64))
         if self.tokenizer is not None and (stream or params.stop):
             request.detokenizer = self.tokenizer.stream_decoder()
         self.scheduler.add(request)
@@ -119,6 +128,9 @@ class LLMEngine:
         for request in sampled:
             if request.detokenizer is not None:
                 self._decode_text(request)
+            if request.logprobs and self.tokenizer is not None:
+                for token, logprob in request.logprobs[-1].items():
+                    logprob.decoded_token = self.tokenizer.decode([token], skip_special_tokens=False)
             if request.finished:
                 del self.requests[request.request_id]
             if request.finished or request.stream:
@@ -152,11 +164,9 @@ class LLMEngine:
         if request.finished and request.detokenizer is None and self.tokenizer is not None:
             ids = request.output_token_ids
             request.text = self.tokenizer.decode(ids[:-1] if request.finish_reason == "stop" else ids)
-        if request.finished and request.logprobs and self.tokenizer is not None:
-            for entry in request.logprobs:
-                for token, logprob in entry.items():
-                    logprob.decoded_token = self.tokenizer.decode([token], skip_special_tokens=False)
-        return RequestOutput.of(request)
+        # What may be the beginning of a stop string is held back: text once shown is never taken away.
+        held = 0 if request.finished else _open_stop(request.text, request.params.stop)
+        return RequestOutput.of(request, request.text[: len(request.text) - held])
 
     def _read_prompt(self, prompt: str | Sequence[int] | Mapping[str, Any]) -> tuple[str | None, list[int], str | None]:
         salt = None
@@ -165,14 +175,19 @@ class LLMEngine:
             if extra or not {"prompt", "prompt_token_ids"} & set(prompt):
                 raise RequestError(f"prompt: a dict holds 'prompt' or 'prompt_token_ids', and optionally 'cache_salt'; got {sorted(prompt)}")
             salt = prompt.get("cache_salt")
-            if salt is not None and not isinstance(salt, str):
-                raise RequestError(f"cache_salt={salt!r}: use a string")
             prompt = prompt["prompt_token_ids"] if "prompt_token_ids" in prompt else prompt["prompt"]
         if isinstance(prompt, str):
             if self.tokenizer is None:
                 raise RequestError("prompt: this model has no tokenizer; send prompt_token_ids")
+            try:
+                prompt.encode()
+            except UnicodeEncodeError as error:
+                raise RequestError(f"prompt: character {error.start} is half of a surrogate pair, which no text contains; remove it") from error
             return prompt, self.tokenizer.encode(prompt), salt
-        ids = [int(token) for token in prompt]
+        tokens = list(prompt) if isinstance(prompt, Iterable) else [None]
+        if not all(isinstance(token, Integral) and not isinstance(token, bool) for token in tokens):
+            raise RequestError(f"prompt: use a text, a list of token ids or a dict; got {str(prompt)[:80]!r}")
+        ids = [int(token) for token in tokens]
         bad = next((token for token in ids if not 0 <= token < self.config.vocab_size), None)
         if bad is not None:
             raise RequestError(f"prompt_token_ids: {bad} is not a token; ids go from 0 to {self.config.vocab_size - 1}")
@@ -190,6 +205,12 @@ class LLMEngine:
 
     def reset_prefix_cache(self) -> None:
         self.pool.reset_prefix_cache()
+
+
+def _open_stop(text: str, stops: Sequence[str]) -> int:
+    """Length of the longest end of `text` that a stop string begins with."""
+    longest = min(len(text), max(map(len, stops), default=1) - 1)
+    return next((n for n in range(longest, 0, -1) if any(stop.startswith(text[-n:]) for stop in stops)), 0)
 
 
 def _device(name: str) -> torch.device:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from dataclasses import dataclass
 from typing import Any, Iterator, Mapping, Sequence
 
@@ -38,6 +39,7 @@ class LLM:
     def __init__(self, model: str = "smollm2", **options: Any) -> None:
         self.llm_engine = LLMEngine(EngineArgs.from_options({"model": model, **options}))
         self._ids = itertools.count()
+        self._inbox: dict[str, deque[RequestOutput]] = {}  # outputs that nobody has read yet, of requests that somebody waits for
 
     def generate(self, prompts: Prompt | Sequence[Prompt], sampling_params: SamplingParams | Sequence[SamplingParams] | None = None
                  ) -> list[RequestOutput]:
@@ -48,6 +50,8 @@ class LLM:
         Raises:
             RequestError: a prompt cannot be served; none of them is then run.
         """
+        if not isinstance(prompts, (str, Mapping, Sequence)):
+            raise RequestError(f"prompts: use a text, a dict or a list of them; got {prompts!r}")
         many = [prompts] if isinstance(prompts, (str, Mapping)) else list(prompts)
         params = list(sampling_params) if isinstance(sampling_params, (list, tuple)) else [sampling_params or SamplingParams()] * len(many)
         if len(params) != len(many):
@@ -55,28 +59,43 @@ class LLM:
         added: list[str] = []
         try:
             for prompt, p in zip(many, params):
-                added.append(self.llm_engine.add_request(f"generate-{next(self._ids)}", prompt, p).request_id)
-            mine, done = set(added), {}
-            while len(done) < len(mine):
-                done.update((out.request_id, out) for out in self.llm_engine.step() if out.finished and out.request_id in mine)
+                added.append(self._add(prompt, p, stream=False))
+            return [self._next_output(request_id) for request_id in added]  # without streaming there is one output, the last
         finally:  # a refused prompt or Ctrl-C leaves nothing behind
             for request_id in added:
-                self.llm_engine.abort_request(request_id)
-        return [done[request_id] for request_id in added]
+                self._drop(request_id)
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
         """Serve one prompt; yields the output so far after each token. Closing the iterator aborts the request."""
-        request_id = f"stream-{next(self._ids)}"
-        self.llm_engine.add_request(request_id, prompt, sampling_params, stream=True)
+        request_id = self._add(prompt, sampling_params, stream=True)
         try:
             finished = False
             while not finished:
-                for out in self.llm_engine.step():
-                    if out.request_id == request_id:
-                        finished = out.finished
-                        yield out
+                out = self._next_output(request_id)
+                finished = out.finished
+                yield out
         finally:
-            self.llm_engine.abort_request(request_id)
+            self._drop(request_id)
+
+    def _add(self, prompt: Prompt, params: SamplingParams | None, *, stream: bool) -> str:
+        request_id = f"request-{next(self._ids)}"
+        self.llm_engine.add_request(request_id, prompt, params, stream=stream)
+        self._inbox[request_id] = deque()
+        return request_id
+
+    def _next_output(self, request_id: str) -> RequestOutput:
+        """Step the engine until this request has an output. Steps serve everybody: outputs of others go to their inboxes."""
+        while not self._inbox[request_id]:
+            if request_id not in self.llm_engine.requests:
+                raise RequestError(f"{request_id}: was aborted by someone else before it ended; send it again")
+            for out in self.llm_engine.step():
+                if out.request_id in self._inbox:
+                    self._inbox[out.request_id].append(out)
+        return self._inbox[request_id].popleft()
+
+    def _drop(self, request_id: str) -> None:
+        del self._inbox[request_id]
+        self.llm_engine.abort_request(request_id)
 
     def chat(self, messages: Sequence[Mapping[str, str]], sampling_params: SamplingParams | None = None) -> RequestOutput:
         """Answer a conversation `[{"role": ..., "content": ...}, ...]` under the model's own chat template."""

@@ -13,6 +13,9 @@ from typing import Any
 __all__ = ["CompletionOutput", "Logprob", "Request", "RequestError", "RequestOutput", "SamplingParams", "Status", "Timeline"]
 
 
+GREEDY_BELOW = 1e-5  # temperatures at which dividing by them leaves nothing but the best token, or overflows
+
+
 class RequestError(ValueError):
     """A request that this engine cannot serve; the message names the field and the remedy."""
 
@@ -21,7 +24,7 @@ class RequestError(ValueError):
 class SamplingParams:
     """How the next token is chosen and when to stop; the names are vLLM's.
 
-    Order of application: temperature, min_p, top_k, top_p. `temperature=0` takes the best token.
+    Order of application: temperature, min_p, top_k, top_p. `temperature=0` takes the best token; below 1e-5 it is 0.
     `logprobs=k` returns the k best log-probabilities of the unmodified distribution, and the chosen token's.
     """
 
@@ -56,6 +59,8 @@ class SamplingParams:
             return value
 
         demand(0.0 <= number("temperature") <= 100.0, "temperature", "use 0 (greedy) to 100")
+        if self.temperature < GREEDY_BELOW:
+            object.__setattr__(self, "temperature", 0.0)
         demand(0.0 < number("top_p") <= 1.0, "top_p", "use more than 0 and at most 1")
         demand(whole("top_k") >= -1, "top_k", "use 0 (all tokens) or a positive number")
         demand(0.0 <= number("min_p") <= 1.0, "min_p", "use 0 to 1")
@@ -119,7 +124,7 @@ class Request:
 
     def __init__(self, request_id: str, prompt_token_ids: list[int], params: SamplingParams, *, max_model_len: int,
                  eos_token_ids: tuple[int, ...] = (), arrival_s: float = 0.0, cache_salt: str | None = None,
-                 prompt: str | None = None, stream: bool = False) -> None:
+                 prompt: str | None = None, stream: bool = False, seed: int | None = None) -> None:
         if not prompt_token_ids:
             raise RequestError("prompt: is empty; send at least one token")
         if len(prompt_token_ids) >= max_model_len:
@@ -144,7 +149,8 @@ class Request:
         self.stop_reason: int | str | None = None  # the stop token or string that ended it
         self.error: str | None = None
         self.timeline = Timeline(arrival_s=arrival_s)
-        self.rng = Random(params.seed)  # one draw a sampled token, whatever the batch
+        # One draw a sampled token, whatever the batch; `seed` is the engine's for a request without one of its own.
+        self.rng = Random(seed if params.seed is None else params.seed)
         self.logprobs: list[dict[int, Logprob]] | None = None if params.logprobs is None else []
         self.detokenizer: Any = None
         self.text = ""
@@ -194,8 +200,8 @@ class RequestOutput:
     error: str | None = None
 
     @classmethod
-    def of(cls, request: Request) -> "RequestOutput":
-        completion = CompletionOutput(0, request.text, request.output_token_ids, request.finish_reason, request.stop_reason,
-                                      request.logprobs)
+    def of(cls, request: Request, text: str) -> "RequestOutput":
+        completion = CompletionOutput(0, text, request.output_token_ids, request.finish_reason, request.stop_reason,
+                                      None if request.logprobs is None else list(request.logprobs))
         return cls(request.request_id, request.prompt, request.token_ids[: request.num_prompt_tokens], [completion],
                    request.finished, request.num_cached_tokens, request.timeline, request.error)

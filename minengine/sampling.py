@@ -54,14 +54,14 @@ def distribution(logits: Tensor, *, temperature: Sequence[float], min_p: Sequenc
     vocab = logits.shape[-1]
     ordered, token_ids = logits.float().sort(dim=-1, descending=True, stable=True)
     probs = ((ordered - ordered[:, :1]) / column(temperature)).softmax(-1)
-    keep = probs >= column(min_p) * probs[:, :1]
+    keep = probs >= column(min_p) * probs[:, :1]  # never takes the best token out, and nor do the others
     if any(k > 0 for k in top_k):
         keep &= torch.arange(vocab, device=logits.device) < column([k if k > 0 else vocab for k in top_k])
     if any(p < 1.0 for p in top_p):
         kept = probs * keep
         mass = kept.cumsum(-1)
-        # A token stays while the mass before it is below top_p: the first one always does.
-        keep &= (mass - kept) < column(top_p) * mass[:, -1:]
+        # A token stays while the mass before it is below top_p. The first one always does, also where top_p rounds to 0.
+        keep[:, 1:] &= ((mass - kept) < column(top_p) * mass[:, -1:])[:, 1:]
     return probs * keep, token_ids
 
 

@@ -29,6 +29,7 @@ def test_the_defaults_are_hugging_faces():
 
 def test_what_cannot_run_is_named():
     for fields, why in (({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM"), ({"hidden_act": "gelu"}, "hidden_act='gelu'"),
-                        ({"rope_scaling": {"rope_type": "yarn"}}, "rope_type 'yarn'"), ({"hidden_size": None}, "'hidden_size' is missing")):
+                        ({"rope_scaling": {"rope_type": "yarn"}}, "rope_type 'yarn'"), ({"hidden_size": None}, "'hidden_size' is missing"),
+                        ({"num_hidden_layers": "2"}, "'num_hidden_layers' is '2'"), ({"num_key_value_heads": 4}, "must divide"), ({"rope_theta": "x"}, "rope_theta")):
         with pytest.raises(ConfigError, match=why):
             model_config({**LLAMA, **fields})

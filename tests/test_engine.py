@@ -163,9 +163,12 @@ def test_a_refused_request_is_told_why_and_leaves_no_trace():
     e = engine(num_gpu_blocks_override=4)
     e.add_request("good", prompt(199, 15, 1), SamplingParams(max_tokens=8, temperature=0.0))
     for bad, why in (([], "is empty"), ([1] * 200, "max_model_len is 64"), ([1, 999], "999 is not a token"), ([-1], "-1 is not a token"),
-                     ("text", "no tokenizer"), ({"text": "x"}, "a dict holds"), ({"prompt_token_ids": [1], "cache_salt": 3}, "cache_salt=3")):
+                     ("text", "no tokenizer"), ({"text": "x"}, "a dict holds"), ({"prompt_token_ids": [1], "cache_salt": 3}, "cache_salt=3"),
+                     (None, "use a text"), (7, "use a text"), (["a"], "use a text"), ([1.5], "use a text"), ({"prompt": None}, "use a text")):
         with pytest.raises(RequestError, match=why):
             e.add_request("bad", bad)
+    with pytest.raises(RequestError, match="cache_salt=5"):
+        e.add_request("bad", [1], cache_salt=5)
     with pytest.raises(RequestError, match="in use"):
         e.add_request("good", [1])
     with pytest.raises(RequestError, match="no tokenizer"):
@@ -206,6 +209,20 @@ def test_stop_tokens_end_a_request_and_ignore_eos_does_not():
     assert (out.token_ids, out.finish_reason, out.stop_reason) == (tokens[: first + 1], "stop", stop)
 
 
+def test_the_engines_seed_decides_unseeded_requests():
+    def draw(engine_seed, **params):
+        e = engine(seed=engine_seed)
+        for name in "ab":
+            e.add_request(name, prompt(199, 20, 1), SamplingParams(max_tokens=12, **params))
+        done = run(e)
+        return done["a"].outputs[0].token_ids, done["b"].outputs[0].token_ids
+
+    assert draw(1) == draw(1) != draw(2)
+    a, b = draw(1)
+    assert a != b, "two unseeded requests draw apart"
+    assert draw(1, seed=9) == draw(2, seed=9) and len(set(map(tuple, draw(1, seed=9)))) == 1
+
+
 def test_timelines_are_in_order():
     ticks = itertools.count()
     e = LLMEngine(EngineArgs(block_size=16, kv_cache_memory_bytes=4 << 20, max_num_seqs=1), model=tiny_model("llama"), clock=lambda: float(next(ticks)))
@@ -233,7 +250,8 @@ def test_every_row_format_serves_a_batch(kind, dtypes):
 def test_options_that_cannot_work_are_refused_by_name():
     for options, why in ((dict(block_size=17), "block_size=17"), (dict(kv_cache_layout="NHD"), "kv_cache_layout"), (dict(kv_cache_dtype="int4"), "kv_cache_dtype"),
                          (dict(kv_cache_dtype="nvfp4_fp8_ds_mla"), "does not fit LlamaForCausalLM"), (dict(max_num_seqs=100, max_num_batched_tokens=64), "decode in every step"),
-                         (dict(device="tpu"), "device"), (dict(max_model_len=10_000), "positions end at 512"), (dict(kv_cache_memory_bytes=100), "one block of 16")):
+                         (dict(device="tpu"), "device"), (dict(dtype="float16"), "dtype"), (dict(max_num_seqs="4"), "max_num_seqs='4'"),
+                         (dict(kv_cache_memory_bytes=1e8), "whole number"), (dict(kv_cache_memory_bytes=1 << 55), "does not fit this machine"), (dict(max_model_len=10_000), "positions end at 512"), (dict(kv_cache_memory_bytes=100), "one block of 16")):
         with pytest.raises(ConfigError, match=why):
             engine(**options)
     with pytest.raises(ConfigError, match="unknown option 'kv_dtype'.*kv_cache_dtype"):

@@ -51,6 +51,34 @@ def test_closing_a_stream_aborts_the_request(llm):
     assert llm.kv_cache.num_free_blocks == free and not llm.llm_engine.has_unfinished_requests()
 
 
+def test_two_streams_and_a_batch_share_the_engine(llm):
+    params = SamplingParams(max_tokens=6, temperature=0.0)
+    a, b = llm.stream("The sky is", params), llm.stream("Once upon a time", params)
+    first = [next(a), next(b)]
+    batch = llm.generate(["The capital of France is"], GREEDY)[0]
+    ends = [list(a)[-1], list(b)[-1]]
+    assert batch.outputs[0].text.startswith(" Paris") and len(first) == 2
+    for out, text in zip(ends, ("The sky is", "Once upon a time")):
+        assert out.finished and out.outputs[0].token_ids == llm.generate(text, params)[0].outputs[0].token_ids
+    stream = llm.stream("The sky is", params)
+    llm.llm_engine.abort_request(next(stream).request_id)
+    with pytest.raises(RequestError, match="aborted"):
+        next(stream)
+
+
+def test_streamed_text_never_shrinks_before_a_stop_string(llm):
+    prompt, n = "One, two, three, four,", SamplingParams(max_tokens=16, temperature=0.0)
+    whole = llm.generate(prompt, n)[0].outputs[0].text
+    stop = whole[6:14]
+    seen = [out.outputs[0].text for out in llm.stream(prompt, SamplingParams(max_tokens=16, temperature=0.0, stop=[stop]))]
+    assert all(b.startswith(a) for a, b in zip(seen, seen[1:])) and seen[-1] == whole[: whole.find(stop)]
+
+
+def test_half_a_surrogate_pair_is_refused(llm):
+    with pytest.raises(RequestError, match="character 1 is half"):
+        llm.generate("a\ud800b", GREEDY)
+
+
 def test_stop_strings_cut_the_text_wherever_they_fall(llm):
     whole = llm.generate("One, two, three, four,", SamplingParams(max_tokens=20, temperature=0.0))[0].outputs[0].text
     for stop in (whole[3:6], whole[7:12], whole[2:3]):

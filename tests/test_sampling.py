@@ -54,6 +54,13 @@ def test_greedy_takes_the_best_and_mixes_with_sampled_rows():
     assert sample(logits, rows) == logits.argmax(-1).tolist()
 
 
+def test_the_best_token_survives_every_filter():
+    torch.manual_seed(4)
+    logits = torch.randn(1, 30)
+    for extreme in (dict(top_p=1e-46), dict(temperature=1e-46), dict(temperature=1e-5), dict(min_p=1.0), dict(top_k=1, top_p=1e-30, min_p=1.0)):
+        assert sample(logits, [request(**extreme)]) == [logits.argmax().item()], extreme
+
+
 def test_draws_follow_the_distribution():
     logits = torch.tensor([[2.0, 1.0, 0.0, -1.0, 0.5, 1.5]])
     r = request(temperature=0.8, top_k=5, seed=3)

