@@ -67,7 +67,12 @@ class Tokenizer:
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of ids; bytes that are no UTF-8 become U+FFFD. Ids beyond the vocabulary have no text."""
         if not self.byte_level:
-            return self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+            text = self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+            if "\ufffd" not in text:
+                return text
+            # The library gives up a whole run of byte tokens for one incomplete character, which a stream cannot.
+            stream = self.stream_decoder(skip_special_tokens)
+            return "".join([*map(stream.feed, ids), stream.finish()])
         return b"".join(self._bytes(ids, skip_special_tokens)).decode("utf-8", errors="replace")
 
     def stream_decoder(self, skip_special_tokens: bool = True) -> StreamDecoder:
@@ -131,8 +136,10 @@ class StreamDecoder:
     def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
         self._tokenizer, self._skip = tokenizer, skip_special_tokens
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._window: list[int] = []  # without byte-level tokens: the ids since the last one whose text was complete
-        self._emitted = ""  # the part of the window's text that was returned
+        # Without byte-level tokens: the ids whose text was returned last, and those since. A token's text may depend on what
+        # stands before it, so new text is what decoding both adds to decoding the former.
+        self._last: list[int] = []
+        self._new: list[int] = []
 
     def feed(self, id: int) -> str:
         """The text that token `id` completes; empty while a character is incomplete."""
@@ -140,23 +147,23 @@ class StreamDecoder:
             return ""
         if self._tokenizer.byte_level:
             return self._utf8.decode(self._tokenizer.token_bytes(id))
-        self._window.append(id)
-        text = self._tokenizer.decode(self._window, self._skip)
+        self._new.append(id)
+        text = self._added_text()
         if text.endswith("\ufffd"):
             return ""
-        new = text[len(self._emitted):]
-        # A token's text may depend on whether another stands before it: keep one.
-        self._window = [id]
-        self._emitted = self._tokenizer.decode(self._window, self._skip)
-        return new
+        self._last, self._new = self._new, []
+        return text
 
     def finish(self) -> str:
         """What is left: an incomplete character becomes U+FFFD."""
         if self._tokenizer.byte_level:
             return self._utf8.decode(b"", final=True)
-        rest = self._tokenizer.decode(self._window, self._skip)[len(self._emitted):]
-        self._window, self._emitted = [], ""
-        return rest
+        return self._added_text()
+
+    def _added_text(self) -> str:
+        decode = self._tokenizer.backend.decode
+        before = decode(self._last, skip_special_tokens=self._skip)
+        return decode(self._last + self._new, skip_special_tokens=self._skip)[len(before):]
 
 
 def _now(pattern: str) -> str:
