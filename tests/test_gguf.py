@@ -146,6 +146,7 @@ def test_tensors_outlive_the_file(path):
     (dict(metadata=[("add_string", "llama.rope.scaling.type", "yarn")]), "llama.rope.scaling.type 'yarn' is not supported; use"),
     (dict(metadata=[("add_uint32", "llama.attention.head_count", 0)]), "'llama.attention.head_count' is 0"),
     (dict(metadata=[("add_string", "llama.block_count", "many")]), "'llama.block_count' is 'many'"),
+    (dict(metadata=[("add_bool", "llama.block_count", True)]), "'llama.block_count' is True"),
     (dict(metadata=[("add_uint32", "llama.attention.head_count_kv", 3)]), "4 heads over 3 KV heads"),
     (dict(metadata=[("add_uint32", "llama.rope.dimension_count", 4)]), r"width 8 \(RoPE 4"),
     (dict(metadata=[("add_uint32", "llama.block_count", 2)]), "tensor 'model.layers.1.input_layernorm.weight' is missing"),
@@ -181,6 +182,7 @@ def test_a_type_that_is_not_read(tmp_path, path):
     (b"GGUF" + struct.pack("<IQQQ1sIQIQ", 3, 1, 0, 1, b"t", 1, 33, 2, 0), r"dimensions \(33,\), which Q4_0 cannot store"),
     (b"GGUF" + struct.pack("<IQQQ1sIQQIQ", 3, 1, 0, 1, b"t", 2, 2**62, 2**62, 0, 0), "truncated: tensor 't'"),
     (b"GGUF" + struct.pack("<IQQQ1sIQIQ", 3, 1, 0, 1, b"t", 1, 1, 0, 5) + bytes(64), "corrupt: tensor 't' is listed twice or at an odd offset"),
+    (b"GGUF" + struct.pack("<IQQ", 3, 2, 0) + 2 * struct.pack("<Q1sIQIQ", 1, b"t", 1, 1, 0, 0) + bytes(64), "corrupt: tensor 't' is listed twice"),
     (b"GGUF" + struct.pack("<IQQQ17sII", 3, 0, 1, 17, b"general.alignment", 4, 12), "corrupt: general.alignment is 12"),
 ])
 def test_damaged_headers(data, words, tmp_path):

@@ -182,7 +182,10 @@ def sentence_piece():
 
 
 def test_special_tokens_around_a_text_are_asked_for(tmp_path):
-    tokenizer = save(tmp_path, byte_level())
+    backend = byte_level()
+    backend.enable_truncation(2)  # some files were saved by a trainer that cut and padded its batches
+    backend.enable_padding(length=64)
+    tokenizer = save(tmp_path, backend)
     ids = tokenizer.encode("The cache")
     assert ids[0] == 0 and tokenizer.encode("The cache", add_special_tokens=False) == ids[1:]
     assert tokenizer.decode(ids) == "The cache"
@@ -215,6 +218,17 @@ def test_bytes_of_sentence_piece_tokens(tmp_path):
     assert b"".join(map(tokenizer.token_bytes, ids)).decode() == " The \u00e9"
 
 
+def test_a_token_of_the_users_is_plain_text(tmp_path):
+    """Its name is no run of the byte alphabet; text is never merged into it, and it is not skipped."""
+    tokens = [*"abcdefghij", "two \u65e5 words", "<|end|>", "aa"]
+    fields = [("add_array", "tokenizer.ggml.tokens", tokens), ("add_array", "tokenizer.ggml.token_type", [1] * 10 + [4, 3, 1]),
+              ("add_array", "tokenizer.ggml.merges", ["a a"])]
+    tokenizer = load_tokenizer(write(tmp_path / "tiny.gguf", metadata=fields))
+    ids = tokenizer.encode("atwo \u65e5 wordsaa<|end|>")
+    assert ids == [0, 10, 12, 11] and tokenizer.decode(ids) == "".join(stream(tokenizer, ids)) == "atwo \u65e5 wordsaa"
+    assert tokenizer.special_ids == {11} and tokenizer.token_bytes(10) == "two \u65e5 words".encode()
+
+
 def test_a_directory_without_a_tokenizer_and_one_with_a_broken_one(tmp_path):
     assert load_tokenizer(tmp_path) is None
     (tmp_path / "tokenizer.json").write_text('{"version": "1.0", "model"')
@@ -240,6 +254,14 @@ def test_the_file_says_how_text_is_cut(pre, pieces, tmp_path):
     tokenizer = load_tokenizer(write(tmp_path / "tiny.gguf", metadata=[("add_string", "tokenizer.ggml.pre", pre)]))
     cut = [piece.replace("\u0120", " ") for piece, _ in tokenizer.backend.pre_tokenizer.pre_tokenize_str("x 1234  y")]
     assert cut == pieces
+
+
+@pytest.mark.parametrize("pre, ids", [("smollm", [0, 1]), ("llama-bpe", [2])])
+def test_a_word_that_is_a_token_stays_whole_where_the_file_says_so(pre, ids, tmp_path):
+    """Token 2 is "ab", but no merge makes it."""
+    fields = [("add_string", "tokenizer.ggml.pre", pre), ("add_array", "tokenizer.ggml.tokens", ["a", "b", "ab", "aa", "<|end|>"]),
+              ("add_array", "tokenizer.ggml.token_type", [1, 1, 1, 1, 3]), ("add_array", "tokenizer.ggml.merges", ["a a"])]
+    assert load_tokenizer(write(tmp_path / "tiny.gguf", metadata=fields)).encode("ab") == ids
 
 
 # --- chat -----------------------------------------------------------------------------------------------------

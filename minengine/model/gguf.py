@@ -163,7 +163,6 @@ class _Reader:
             return [item for item, in layout.iter_unpack(self.take(count * layout.size))]
         if kind != STRING:
             self.corrupt(f"an array of metadata type {kind} at byte {self.at}")
-        self._advance(0 if count * 8 <= self.size - self.at else count * 8)  # each string has at least its length
         return [self.string() for _ in range(count)]
 
 
