@@ -48,7 +48,7 @@ class Run:
     wall_s: float
     cpu_s: float  # user and system time of the process and the children it waited for
     max_rss_bytes: int
-    foreign_cores: float | None  # cores kept busy by everybody else meanwhile; None where the system does not say
+    foreign_cores: float | None  # cores kept busy by everybody else, and by grandchildren that nobody waited for; None where the system does not say
 
 
 class Bench:
