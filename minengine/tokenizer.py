@@ -191,8 +191,8 @@ def _from_gguf(file: GGUFFile) -> Tokenizer:
 
     kind, split = file.metadata.get("tokenizer.ggml.model"), file.metadata.get("tokenizer.ggml.pre")
     if kind != "gpt2" or split not in SPLITS:
-        raise ConfigError(f"{file.path}: tokenizer '{kind}' with pre-tokenizer '{split}' is not supported; use 'gpt2' with one of {', '.join(SPLITS)}, "
-                          "or a directory with a tokenizer.json")
+        raise ConfigError(f"{file.path}: tokenizer '{kind}' with pre-tokenizer '{split}' is not supported; "
+                          f"use 'gpt2' with one of {', '.join(SPLITS)}, or a directory with a tokenizer.json")
     tokens = strings("tokens")
     merges = [tuple(merge.split(" ")) for merge in strings("merges")]
     vocabulary = {token: id for id, token in enumerate(tokens)}
@@ -205,7 +205,8 @@ def _from_gguf(file: GGUFFile) -> Tokenizer:
     backend.decoder = decoders.ByteLevel()
     types = file.metadata.get("tokenizer.ggml.token_type")
     if not isinstance(types, list) or len(types) != len(tokens):
-        raise ConfigError(f"{file.path}: metadata 'tokenizer.ggml.token_type' does not fit its {len(tokens)} tokens; use a file that carries its tokenizer")
+        raise ConfigError(f"{file.path}: metadata 'tokenizer.ggml.token_type' does not fit its {len(tokens)} tokens; "
+                          "use a file that carries its tokenizer")
     backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token, kind in zip(tokens, types) if kind == CONTROL])
     backend.add_tokens([AddedToken(token, normalized=False) for token, kind in zip(tokens, types) if kind == USER_DEFINED])
 

@@ -82,12 +82,13 @@ def test_logits_equal_hugging_faces(variant, layout, block_size):
     assert worst(got, oracle(variant)) <= TOLERANCE
 
 
+@pytest.mark.parametrize("packed_from", [0, 1 << 60])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_matrices_in_plain_order_give_the_same(variant, monkeypatch):
-    """What CUDA and processors without oneDNN run."""
-    monkeypatch.setattr(linear, "_packs", lambda weight: False)
+def test_matrices_in_either_order_give_the_same(variant, packed_from, monkeypatch):
+    """Reordered by oneDNN, as large ones are; plain, as CUDA and other processors run them."""
+    monkeypatch.setattr(linear, "PACKED_FROM", packed_from)
     decoder = load_model(directory(variant))
-    assert not decoder.lm_head.packed
+    assert decoder.lm_head.packed == linear._packs(decoder.embedding) and (packed_from == 0 or not decoder.lm_head.packed)
     assert worst(Requests(decoder, tokens()).run(PROMPTS), oracle(variant)) <= TOLERANCE
 
 
@@ -133,7 +134,8 @@ def _decodes_together(ends=(31, 50, 12, 40, 13, 33)):
 ROW = 2 * 32 * 2  # values of a token of that model
 
 
-@pytest.mark.parametrize("run, split, sizes", [(1, 2**30, [1] * 6), (2 * 50 * ROW, 2**30, [2, 3, 1]), (2**30, 30 * ROW, [1, 3, 2]), (2**30, 2**30, [6])])
+@pytest.mark.parametrize("run, split, sizes", [(1, 2**30, [1] * 6), (2 * 50 * ROW, 2**30, [2, 3, 1]),
+                                               (2**30, 30 * ROW, [1, 3, 2]), (2**30, 2**30, [6])])
 def test_runs_of_decodes_give_the_same(run, split, sizes, monkeypatch):
     """One request a run; full runs; runs of similar length (50, then 40 33 31, then 13 12); one run."""
     monkeypatch.setitem(gqa.RUN_VALUES, "cpu", run)

@@ -19,9 +19,13 @@ from minengine.tokenizer import load_tokenizer
 
 TEXTS = [
     "", " ", "Hello, world!", "It's what they've said: I'll, we'd, you're.", "IT'S", "a  b   c    d", "tabs\t\tand\n\nlines\r\n  indented\n",
-    "def f(x):\n    return x ** 2  # square\n\n\nclass A:\n\tpass\n", '{"a": [1, 2, {"b": null}]}', "  12  345", "3.14159", "x1 y22 z333", "2024-01-31T12:00:00Z",
-    "caf\u00e9 cafe\u0301 na\u00efve", "\u65e5\u672c\u8a9e\u306e\u30c6\u30ad\u30b9\u30c8", "\u0417\u0434\u0440\u0430\u0432\u0441\u0442\u0432\u0443\u0439, \u043c\u0438\u0440", "\U0001f469\u200d\U0001f469\u200d\U0001f467 \U0001f600\U0001f3fd \U0001f1eb\U0001f1f7",
-    "\u0662\u0663 \u2163 \u00bd \u00b2", "\u00a0\u2003\u3000 wide", "\x00\x01\x7f\u0085\ufeff", "<|im_start|>user\nhi<|im_end|>\n", "<|im_start|", "a<|endoftext|>b", "....!!!???---", " \n \n ",
+    "def f(x):\n    return x ** 2  # square\n\n\nclass A:\n\tpass\n", '{"a": [1, 2, {"b": null}]}',
+    "  12  345", "3.14159", "x1 y22 z333", "2024-01-31T12:00:00Z",
+    "caf\u00e9 cafe\u0301 na\u00efve", "\u65e5\u672c\u8a9e\u306e\u30c6\u30ad\u30b9\u30c8",
+    "\u0417\u0434\u0440\u0430\u0432\u0441\u0442\u0432\u0443\u0439, \u043c\u0438\u0440",
+    "\U0001f469\u200d\U0001f469\u200d\U0001f467 \U0001f600\U0001f3fd \U0001f1eb\U0001f1f7",
+    "\u0662\u0663 \u2163 \u00bd \u00b2", "\u00a0\u2003\u3000 wide", "\x00\x01\x7f\u0085\ufeff", "<|im_start|>user\nhi<|im_end|>\n",
+    "<|im_start|", "a<|endoftext|>b", "....!!!???---", " \n \n ",
 ]
 
 
@@ -125,7 +129,8 @@ def stream(tokenizer, ids, **options):
     return [decoder.feed(id) for id in ids] + [decoder.finish()]
 
 
-@given(st.lists(st.integers(0, 49151), max_size=30) | st.lists(st.sampled_from([235, 119, 321, 231, 10813, 117, 241, 115, 1, 2, 81, 216]), max_size=20))
+@given(st.lists(st.integers(0, 49151), max_size=30)
+       | st.lists(st.sampled_from([235, 119, 321, 231, 10813, 117, 241, 115, 1, 2, 81, 216]), max_size=20))
 def test_streamed_text_is_the_decoded_text(ids):
     """Any tokens, halves of characters too."""
     for skip in (True, False):
@@ -143,7 +148,8 @@ def test_a_character_comes_whole():
 
 # --- a directory's tokenizer.json -----------------------------------------------------------------------------
 
-CORPUS = ["The cache lives where the attention is computed.", "caf\u00e9 na\u00efve \u65e5\u672c\u8a9e \U0001f600", "for i in range(10): print(i)"] * 4
+CORPUS = ["The cache lives where the attention is computed.",
+          "caf\u00e9 na\u00efve \u65e5\u672c\u8a9e \U0001f600", "for i in range(10): print(i)"] * 4
 
 
 def save(folder, backend, config=None, template=None):

@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from minengine.config import ConfigError
+from minengine.model import linear
 from minengine.model.decoder import load_model
-from minengine.model.linear import Linear
 from minengine.model.weights import PACKAGED_MODELS, SafetensorsSource, open_model, read_config, resolve_model, torch_dtype
 
 CONFIG = dict(architectures=["LlamaForCausalLM"], vocab_size=23, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
@@ -70,7 +70,8 @@ def test_a_package_without_its_file_prints_the_command(monkeypatch, tmp_path):
 
 def test_unknown_names_and_paths(tmp_path):
     (tmp_path / "x.bin").write_bytes(b"")
-    for name, what in (("gpt-9", "was not found"), (tmp_path / "none", "was not found"), (tmp_path / "x.bin", "is neither a directory nor a .gguf file")):
+    for name, what in (("gpt-9", "was not found"), (tmp_path / "none", "was not found"),
+                       (tmp_path / "x.bin", "is neither a directory nor a .gguf file")):
         message = sentence(resolve_model, name)
         assert what in message and all(known in message for known in PACKAGED_MODELS) and "local Hugging Face directory" in message
 
@@ -182,7 +183,8 @@ def test_no_weights(model):
     ({"model.layers.0.mlp.down_proj.weight": torch.ones(16, 16)}, "has shape (16, 16), its config implies (16, 24)"),
     ({"model.norm.weight": torch.ones(16, dtype=torch.int8)}, "tensor 'model.norm.weight' is stored as I8, which is not supported; use"),
     ({"model.norm.weight": torch.ones(16).to(torch.float8_e4m3fn)}, "is stored as F8_E4M3, which is not supported; use"),
-    ({"model.layers.0.self_attn.q_proj.bias": torch.ones(16)}, "tensor 'model.layers.0.self_attn.q_proj.bias' (and 0 more) is not part of LlamaForCausalLM"),
+    ({"model.layers.0.self_attn.q_proj.bias": torch.ones(16)},
+     "tensor 'model.layers.0.self_attn.q_proj.bias' (and 0 more) is not part of LlamaForCausalLM"),
 ])
 def test_weights_that_do_not_fit(change, words, tmp_path):
     weights = {name: tensor for name, tensor in {**tensors(), **change}.items() if tensor is not None}
@@ -202,17 +204,19 @@ def test_weights_that_do_not_matter(tmp_path):
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 17, 300])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_linear_is_the_product(rows, dtype):
+@pytest.mark.parametrize("packed_from", [0, 1 << 60])
+def test_linear_is_the_product(rows, dtype, packed_from, monkeypatch):
     """Also of rows that are not dense, as a split product hands them on."""
+    monkeypatch.setattr(linear, "PACKED_FROM", packed_from)
     generator = torch.Generator().manual_seed(rows)
     weight, wide = torch.randn(37, 24, generator=generator), torch.randn(rows, 60, generator=generator)
     residual = torch.randn(rows, 37, generator=generator)
-    linear = Linear(weight.to(dtype))
+    matrix = linear.Linear(weight.to(dtype))
     x, r = wide.to(dtype)[:, 7:31], residual.to(dtype)
     exact = x.double() @ weight.to(dtype).double().T
     limits = dict(rtol=1e-5, atol=1e-4) if dtype == torch.float32 else dict(rtol=2e-2, atol=5e-2)
-    torch.testing.assert_close(linear(x).double(), exact, **limits)
+    torch.testing.assert_close(matrix(x).double(), exact, **limits)
     expected = r.double() + exact
-    out = linear.add_to(r, x)
-    assert out.data_ptr() == r.data_ptr() and linear(x).dtype == dtype
+    out = matrix.add_to(r, x)
+    assert out.data_ptr() == r.data_ptr() and matrix(x).dtype == dtype
     torch.testing.assert_close(out.double(), expected, **limits)

@@ -221,9 +221,10 @@ def gguf_config(file: GGUFFile) -> LlamaConfig:
     hidden, heads = field("llama.embedding_length", int), field("llama.attention.head_count", int)
     kv_heads = field("llama.attention.head_count_kv", int, heads)
     head_dim = field("llama.attention.key_length", int, hidden // heads)
-    if heads % kv_heads or meta.get("llama.rope.dimension_count", head_dim) != head_dim or meta.get("llama.attention.value_length", head_dim) != head_dim:
-        raise ConfigError(f"{path}: {heads} heads over {kv_heads} KV heads of width {head_dim} (RoPE {meta.get('llama.rope.dimension_count')}, "
-                          f"V {meta.get('llama.attention.value_length')}) is not supported; use a model with full RoPE and equal K and V widths")
+    rope_dim, value_dim = meta.get("llama.rope.dimension_count", head_dim), meta.get("llama.attention.value_length", head_dim)
+    if heads % kv_heads or rope_dim != head_dim or value_dim != head_dim:
+        raise ConfigError(f"{path}: {heads} heads over {kv_heads} KV heads of width {head_dim} (RoPE {rope_dim}, V {value_dim}) is not supported; "
+                          "use a model with full RoPE and equal K and V widths")
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None:
         raise ConfigError(f"{path}: tensor 'token_embd.weight' is missing; the file is incomplete, download it again")

@@ -41,7 +41,8 @@ class Linear:
 
 
 def _packs(weight: Tensor) -> bool:
-    """Whether oneDNN's float32 or bfloat16 kernels for this machine are there."""
-    if weight.numel() < PACKED_FROM or weight.device.type != "cpu" or platform.machine().lower() not in ("x86_64", "amd64") or not torch.backends.mkldnn.is_available():
+    """Whether oneDNN has float32 or bfloat16 kernels for this machine, and the matrix is worth a call to them."""
+    here = platform.machine().lower() in ("x86_64", "amd64") and torch.backends.mkldnn.is_available()
+    if not here or weight.device.type != "cpu" or weight.numel() < PACKED_FROM:
         return False
     return weight.dtype == torch.float32 or (weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())

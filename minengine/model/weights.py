@@ -190,5 +190,6 @@ class SafetensorsSource(WeightSource):
             raise ConfigError(f"{path}: tensor '{name}' is missing though the index lists it; download the model again")
         kind = handle.get_slice(name).get_dtype()
         if kind not in ("F32", "F16", "BF16", "F64"):
-            raise ConfigError(f"{path}: tensor '{name}' is stored as {kind}, which is not supported; use the bfloat16 or float32 version of the model")
+            raise ConfigError(f"{path}: tensor '{name}' is stored as {kind}, which is not supported; "
+                              "use the bfloat16 or float32 version of the model")
         return handle.get_tensor(name)
