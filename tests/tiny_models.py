@@ -47,8 +47,11 @@ class RandomWeights(WeightSource):
             tensor = 1.5 * shape[-1] ** -0.5 * draw
         return tensor.to(self.device, dtype or self.dtype)
 
-    def left(self) -> list[str]:
-        return []
+    def names(self) -> list[str]:
+        return []  # none but those asked for
+
+    def load(self, name: str) -> Tensor:
+        return self.take(name)
 
 
 @lru_cache

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from abc import ABC, abstractmethod
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Iterable
@@ -106,7 +107,7 @@ def read_json(path: Path, remedy: str) -> dict[str, Any]:
     return value
 
 
-class WeightSource:
+class WeightSource(ABC):
     """Tensors by Hugging Face name. `take` loads one; each is asked for once."""
 
     rope_interleaved = False  # True: Q/K rows are stored so that RoPE rotates neighbouring pairs (GGUF)
@@ -115,15 +116,17 @@ class WeightSource:
         self.origin, self.dtype, self.device = origin, dtype, device
         self.taken: set[str] = set()
 
+    @abstractmethod
     def names(self) -> Iterable[str]:
-        raise NotImplementedError
+        """All tensors of the file."""
 
+    @abstractmethod
     def load(self, name: str) -> Tensor:
         """The stored tensor, dequantised, in a floating-point dtype of the source's choice, on the CPU."""
-        raise NotImplementedError
 
+    @abstractmethod
     def __contains__(self, name: str) -> bool:
-        raise NotImplementedError
+        """Whether the file holds a tensor of that name."""
 
     def take(self, name: str, shape: tuple[int, ...] | None = None, dtype: torch.dtype | None = None) -> Tensor:
         """Load one tensor on the device, in `dtype` (default: the model's).
