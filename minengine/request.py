@@ -40,6 +40,9 @@ class SamplingParams:
     logprobs: int | None = None
 
     def __post_init__(self) -> None:
+        for name, kinds in (("stop", (str, list, tuple, type(None))), ("stop_token_ids", (list, tuple))):
+            if not isinstance(getattr(self, name), kinds):
+                raise RequestError(f"{name}={getattr(self, name)!r}: use a list")
         stop = () if self.stop is None else (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         object.__setattr__(self, "stop", stop)
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))

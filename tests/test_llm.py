@@ -117,6 +117,9 @@ def test_a_bad_prompt_among_good_ones_runs_none(llm):
 def test_unknown_model_and_option_are_one_sentence():
     with pytest.raises(ConfigError, match="smollm2"):
         LLM("no-such-model")
+    for nothing in (None, "", 5):
+        with pytest.raises(ConfigError, match="model="):
+            LLM(nothing)
     with pytest.raises(ConfigError, match="unknown option 'block_sise'"):
         LLM("smollm2", block_sise=16)
 

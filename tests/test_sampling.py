@@ -106,7 +106,7 @@ def test_logprobs_are_of_the_unmodified_distribution():
 
 @pytest.mark.parametrize("bad", [dict(temperature=-1), dict(temperature=float("nan")), dict(top_p=0), dict(top_p=1.5), dict(top_k=-2), dict(top_k=1.5),
                                  dict(min_p=2), dict(max_tokens=0), dict(stop=""), dict(stop=["a", ""]), dict(stop_token_ids=[-1]), dict(logprobs=99),
-                                 dict(temperature="hot"), dict(seed="x")])
+                                 dict(stop=5), dict(stop_token_ids=5), dict(temperature="hot"), dict(seed="x")])
 def test_bad_parameters_name_the_field(bad):
     with pytest.raises(RequestError, match=next(iter(bad))):
         SamplingParams(**bad)

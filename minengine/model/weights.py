@@ -47,6 +47,8 @@ def resolve_model(name_or_path: str | Path) -> Path:
     Raises:
         ConfigError: nothing of that name or path; or the model's package is not installed (the message is the command).
     """
+    if not isinstance(name_or_path, (str, Path)) or not str(name_or_path):
+        raise ConfigError(f"model={name_or_path!r}: use one of {', '.join(PACKAGED_MODELS)}, a local Hugging Face directory or a .gguf file")
     path = Path(name_or_path)
     try:
         path = path.expanduser()
