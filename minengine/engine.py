@@ -221,10 +221,10 @@ def _device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def _dtype(name: str, device: torch.device) -> torch.dtype:
-    if name == "auto":
-        name = "float32" if device.type == "cpu" else "bfloat16"
-    return getattr(torch, name)
+def _dtype(name: str, device: torch.device) -> str:
+    if name != "auto":
+        return name
+    return "float32" if device.type == "cpu" else "bfloat16"
 
 
 def _size_pool(args: EngineArgs, config: ModelConfig, kv_cache_dtype: str) -> tuple[int, int]:
