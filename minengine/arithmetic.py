@@ -8,14 +8,15 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from minengine.config import HEAD_DTYPES, KV_CACHE_LAYOUTS, LATENT_DTYPES, ConfigError, indexer_types
+from minengine.config import HEAD_DTYPES, KV_CACHE_LAYOUTS, LATENT_DTYPES, ConfigError, cache_fields, indexer_types
 
 __all__ = [
-    "GLM_5_3", "Roofline", "RowBytes", "Topology", "bytes_per_token", "cached_tokens", "decode_tok_s", "descriptors", "excess", "gpus",
-    "head_row_bytes", "in_flight", "indexer_bytes", "interactivity", "kv_copies", "layer_kinds", "mla_params_per_layer", "moe_layers",
-    "naive_tok_s", "roofline", "row_bytes", "session_bytes", "sessions_held", "share", "staged_bytes", "step_gain", "topology", "total_tok_s",
-    "untouched_state", "wire_time_s",
+    "GLM_5_3", "KVRow", "Roofline", "RowBytes", "Topology", "bytes_per_token", "cached_tokens", "decode_tok_s", "descriptors", "excess", "gpus",
+    "head_row_bytes", "in_flight", "indexer_bytes", "interactivity", "kv_copies", "kv_row", "layer_kinds", "mla_params_per_layer", "moe_layers",
+    "naive_tok_s", "roofline", "row_bytes", "row_of_fields", "session_bytes", "sessions_held", "share", "staged_bytes", "step_gain", "topology",
+    "total_tok_s", "untouched_state", "wire_time_s",
 ]
 
 # The article's model: the fields of its config.json that a formula here takes.
@@ -153,6 +154,34 @@ def staged_bytes(row: int = 352, unpacked: int = 576) -> int:
 
 
 # --- model: what a config.json implies ---------------------------------------------------------------------
+
+@dataclass(frozen=True)
+class KVRow:
+    """What one token of a model leaves in the cache."""
+
+    row: RowBytes  # of one layer, and of one head of it
+    layers: int
+    heads: int  # 1: a latent that all heads share
+    indexer: RowBytes | None  # a sparse-attention key beside the row, in `indexer_layers` of the layers
+    indexer_layers: int
+
+    @property
+    def bytes_per_token(self) -> int:
+        return bytes_per_token(self.row.total, self.layers, self.heads, self.indexer.total if self.indexer else 0, self.indexer_layers)
+
+
+def kv_row(config: Mapping[str, Any], kv_cache_dtype: str) -> KVRow:
+    """The row that a model's `config.json` implies in a format; ConfigError as `cache_fields` and the rows' functions say."""
+    return row_of_fields(cache_fields(config), kv_cache_dtype)
+
+
+def row_of_fields(fields: Mapping[str, int], kv_cache_dtype: str) -> KVRow:
+    """The row of what `cache_fields` found; a latent has an indexer if `index_head_dim` is above 0."""
+    if "kv_lora_rank" not in fields:
+        return KVRow(head_row_bytes(kv_cache_dtype, fields["head_dim"]), fields["num_hidden_layers"], fields["num_key_value_heads"], None, 0)
+    row, width = row_bytes(kv_cache_dtype, fields["kv_lora_rank"], fields["qk_rope_head_dim"]), fields["index_head_dim"]
+    return KVRow(row, fields["num_hidden_layers"], 1, indexer_bytes(kv_cache_dtype, width) if width else None, fields["num_indexer_layers"])
+
 
 def layer_kinds(config: Mapping[str, int] = GLM_5_3) -> dict[str, int]:
     """How many layers have an indexer of their own (`full`) and how many reuse one (`shared`)."""

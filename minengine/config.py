@@ -4,14 +4,16 @@ No torch here: the scheduler, the simulator and a browser's Python import this f
 """
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, fields
 from typing import Any, Mapping
 
-__all__ = ["ConfigError", "EngineArgs", "GlmConfig", "LlamaConfig", "ModelConfig", "model_config"]
+__all__ = ["ConfigError", "EngineArgs", "GlmConfig", "LlamaConfig", "ModelConfig", "cache_fields", "model_config"]
 
 KV_CACHE_LAYOUTS = ("LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC")
 LATENT_DTYPES = ("float32", "bfloat16", "fp8", "fp8_ds_mla", "nvfp4_fp8_ds_mla")
 HEAD_DTYPES = ("float32", "bfloat16", "fp8", "nvfp4", "q8_0", "q4_0")
+ROW_LAYERS = ("full_attention", "attention", "indexed_attention", "deepseek_sparse_attention")  # `layer_types` that keep a row of every token
 
 
 class ConfigError(ValueError):
@@ -133,11 +135,67 @@ def _indexer_types(hf: Mapping[str, Any], num_layers: int) -> tuple[str, ...]:
     """The layers' kinds as a config may state them: a list, a pattern of F and S, or the rule's two numbers."""
     kinds = hf.get("indexer_types") or hf.get("index_topk_pattern")
     if kinds is None:
-        kinds = indexer_types(num_layers, max(hf.get("index_topk_freq", 1), 1), hf.get("index_skip_topk_offset", 2))
-    kinds = tuple({"F": "full", "S": "shared"}.get(kind, kind) for kind in kinds)
-    if len(kinds) != num_layers or set(kinds) - {"full", "shared"}:
-        raise ConfigError(f"config.json: field 'indexer_types' must name 'full' or 'shared' for each of {num_layers} layers; got {kinds}")
-    return kinds
+        freq, offset = _count(hf, "index_topk_freq", 1, 0), _count(hf, "index_skip_topk_offset", 2, 0)
+        return indexer_types(num_layers, max(freq, 1), offset)
+    if isinstance(kinds, (list, tuple, str)):
+        kinds = tuple({"F": "full", "S": "shared"}.get(str(kind), kind) for kind in kinds)
+        if len(kinds) == num_layers and all(kind in ("full", "shared") for kind in kinds):
+            return kinds
+    raise ConfigError(f"config.json: field 'indexer_types' must name 'full' or 'shared' for each of {num_layers} layers; got {_shown(kinds)}")
+
+
+def _shown(value: Any) -> str:
+    """A config's value as its file has it."""
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+
+
+def _count(hf: Mapping[str, Any], name: str, default: int | None = None, least: int = 1) -> int:
+    """A whole number of a config; a field that is null is a field that is absent."""
+    value = default if hf.get(name) is None else hf[name]
+    if value is None:
+        raise ConfigError(f"config.json: field '{name}' is missing; take the whole file of an MLA or grouped-head model")
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ConfigError(f"config.json: field '{name}' is {_shown(value)}; it must be a whole number of at least {least}")
+    return value
+
+
+def cache_fields(hf: Mapping[str, Any]) -> dict[str, int]:
+    """The fields of a `config.json` that decide what one token leaves in the cache.
+
+    Wider than `model_config`: any model that caches MLA latents (it has a `kv_lora_rank`) or grouped heads, whether
+    this engine runs it or not. The language part (`text_config`) of a multimodal model counts.
+
+    Returns:
+        `num_hidden_layers`, and either `kv_lora_rank`, `qk_rope_head_dim`, `num_indexer_layers`, `index_head_dim`
+        (both 0 without a sparse-attention indexer) or `num_key_value_heads`, `head_dim`.
+
+    Raises:
+        ConfigError: a field is missing or no count, or some layers do not keep one row of every token.
+    """
+    if hf.get("num_hidden_layers") is None and isinstance(hf.get("text_config"), Mapping):
+        hf = hf["text_config"]
+    layers = _count(hf, "num_hidden_layers")
+    kinds = hf.get("layer_types") or []
+    for kind in kinds if isinstance(kinds, (list, tuple)) else [kinds]:
+        if kind not in ROW_LAYERS:
+            raise ConfigError(f"config.json: field 'layer_types' has {_shown(kind)}, which keeps no row of every token; take a model without such layers")
+    window = _count(hf, "sliding_window", 0, 0)
+    if 0 < window < _count(hf, "max_position_embeddings", 0, 0) and hf.get("use_sliding_window") is not False:
+        raise ConfigError(f"config.json: field 'sliding_window' is {window}, so older rows are dropped; take a model that keeps every token")
+    if hf.get("kv_lora_rank") is not None:
+        rank, rope, width = _count(hf, "kv_lora_rank"), _count(hf, "qk_rope_head_dim"), _count(hf, "index_head_dim", 0, 0)
+        indexers = _indexer_types(hf, layers).count("full") if width else 0
+        return {"num_hidden_layers": layers, "kv_lora_rank": rank, "qk_rope_head_dim": rope, "num_indexer_layers": indexers, "index_head_dim": width}
+    heads = _count(hf, "num_attention_heads" if hf.get("num_key_value_heads") is None else "num_key_value_heads")
+    if hf.get("head_dim") is None:
+        width = _count(hf, "hidden_size") // _count(hf, "num_attention_heads")
+    else:
+        width = _count(hf, "head_dim")
+    if _count(hf, "v_head_dim", width, 0) != width:
+        raise ConfigError(f"config.json: field 'v_head_dim' is {hf['v_head_dim']} beside keys of {width}; take a model whose keys and values are equally wide")
+    return {"num_hidden_layers": layers, "num_key_value_heads": heads, "head_dim": width}
 
 
 def model_config(hf: Mapping[str, Any]) -> ModelConfig:

@@ -1,9 +1,12 @@
 """The book's Sphinx extension: the engine-aware cache, maths rendered at build, and on each page only what it needs."""
 from __future__ import annotations
 
+import html
+import json
 from typing import Any
 
 import myst_nb.core.render as myst_nb_render
+from docutils import nodes
 from sphinx.application import Sphinx
 
 from . import assets, cache, maths
@@ -11,6 +14,8 @@ from .inputs import ROOT, Inputs
 
 FIGURE = 'class="minfigure"'
 FIGURE_SCRIPTS = ("vendor/plotly.js", "figures.js")
+WIDGET = 'class="minwidget"'
+WIDGET_SCRIPT = "widgets.js"
 MATH = 'class="katex'
 MATH_STYLE = "katex.min.css"
 UNWANTED = "sphinx_thebe"  # on in every Jupyter Book: asks a CDN on each page for a kernel service this book has no use for
@@ -30,12 +35,28 @@ class PlotlyMime:
         return []
 
 
+class WidgetMime:
+    """A widget's place on the page, with what it shows in words for a reader whose browser runs no scripts."""
+
+    mime_priority_overrides = ()
+
+    @staticmethod
+    def handle_mime(renderer: Any, data: Any, inline: bool) -> list[Any] | None:
+        if data.mime_type != myst_nb_render.WIDGET_VIEW_MIMETYPE:
+            return None
+        view = myst_nb_render.sanitize_script_content(json.dumps(data.content))
+        words = data.output_metadata.get(data.mime_type, {}).get("minwidget", "An interactive widget.")
+        return [nodes.raw("", f'<div {WIDGET}><script type="{data.mime_type}">{view}</script><p>{html.escape(words)}</p></div>', format="html")]
+
+
 def trim_page(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
     """Give the page the scripts and styles that it uses, and no others."""
     body = context.get("body", "")
     if FIGURE in body:
         for name in FIGURE_SCRIPTS:
             app.add_js_file(name, loading_method="defer")
+    if WIDGET in body:
+        app.add_js_file(WIDGET_SCRIPT, loading_method="defer")
     unused = ("sphinx-thebe.css",) if MATH in body else ("sphinx-thebe.css", MATH_STYLE)
     context["css_files"] = [file for file in context["css_files"] if not str(getattr(file, "filename", file)).endswith(unused)]
 
@@ -50,7 +71,7 @@ def prepare(app: Sphinx) -> None:
 
 def setup(app: Sphinx) -> dict[str, Any]:
     cache.install(Inputs())
-    myst_nb_render.load_mime_renders = lambda: [PlotlyMime]
+    myst_nb_render.load_mime_renders = lambda: [PlotlyMime, WidgetMime]
     maths.setup(app)
     for listeners in app.events.listeners.values():
         listeners[:] = [listener for listener in listeners if not listener.handler.__module__.startswith(UNWANTED)]

@@ -1,0 +1,145 @@
+// Keeps the page's anywidgets alive without a kernel: their whole state, drawing included, is embedded in the page.
+// A module sees the model that anywidget's contract promises, except `send`: nobody is there to answer.
+//
+// What a reader sets is written to the address, as #<Class>.<trait>=<value>&..., for the traits that the widget's
+// module lists as `linked` and that differ from the embedded ones; a link with such an address opens at that setting.
+(() => {
+  "use strict";
+  const STATE = "application/vnd.jupyter.widget-state+json";
+  const VIEW = "application/vnd.jupyter.widget-view+json";
+  const SETTLED = 150; // ms without a change before the address follows: browsers limit how often it may
+
+  const parsed = (script) => JSON.parse(script.textContent);
+  const entries = Object.assign({}, ...[...document.querySelectorAll(`script[type="${STATE}"]`)].map((script) => parsed(script).state));
+  const modules = new Map(); // text of a module -> promise of what it exports
+  const models = new Map(); // id -> promise of {model, widget, follow}
+  const styles = new Set();
+  const keys = []; // names in the address that are taken
+
+  class Model {
+    constructor(state) {
+      this.state = state;
+      this.listeners = new Map(); // event -> callbacks
+    }
+    get(name) {
+      return this.state[name];
+    }
+    set(name, value) {
+      const values = typeof name === "object" ? name : { [name]: value };
+      const changed = Object.keys(values).filter((key) => JSON.stringify(this.state[key]) !== JSON.stringify(values[key]));
+      Object.assign(this.state, values);
+      for (const key of changed) this.emit(`change:${key}`, this.state[key]);
+      if (changed.length) this.emit("change");
+    }
+    on(event, callback) {
+      this.listeners.set(event, [...(this.listeners.get(event) || []), callback]);
+    }
+    off(event, callback) {
+      if (event === undefined || event === null) this.listeners.clear();
+      else this.listeners.set(event, callback ? (this.listeners.get(event) || []).filter((known) => known !== callback) : []);
+    }
+    emit(event, value) {
+      for (const callback of this.listeners.get(event) || []) callback(this, value);
+    }
+    save_changes() {
+      this.emit("saved");
+    }
+  }
+
+  /** What the module with this text exports; imported once however many widgets have it. */
+  function load(text) {
+    if (!modules.has(text)) {
+      const address = URL.createObjectURL(new Blob([text], { type: "text/javascript" }));
+      modules.set(text, import(address).finally(() => URL.revokeObjectURL(address)));
+    }
+    return modules.get(text);
+  }
+
+  const inAddress = () => new URLSearchParams(location.hash.slice(1));
+
+  /** Ties the `linked` traits of a model to the page's address under `key`. */
+  function link(model, key, linked) {
+    const embedded = Object.fromEntries(linked.map((name) => [name, model.get(name)]));
+    const follow = () => {
+      const address = inAddress();
+      if (!linked.some((name) => address.has(`${key}.${name}`))) return false;
+      for (const name of linked) {
+        const text = address.get(`${key}.${name}`);
+        const isNumber = typeof embedded[name] === "number" && text !== null && text.trim() !== "" && !Number.isNaN(Number(text));
+        model.set(name, text === null ? embedded[name] : isNumber ? Number(text) : text);
+      }
+      return true;
+    };
+    const write = () => {
+      const address = new URLSearchParams([...inAddress()].filter(([name]) => keys.some((known) => name.startsWith(`${known}.`))));
+      for (const name of linked) {
+        if (model.get(name) === embedded[name]) address.delete(`${key}.${name}`);
+        else address.set(`${key}.${name}`, model.get(name));
+      }
+      const text = address.toString();
+      history.replaceState(history.state, "", location.href.split("#")[0] + (text && `#${text}`));
+    };
+    let timer;
+    model.on("saved", () => {
+      clearTimeout(timer);
+      timer = setTimeout(write, SETTLED);
+    });
+    addEventListener("hashchange", follow);
+    return follow;
+  }
+
+  async function start(id) {
+    const entry = entries[id];
+    if (!entry) throw new Error("its state is not in the page");
+    if (entry.model_module !== "anywidget") throw new Error(`${entry.model_module} ${entry.model_name} is no anywidget`);
+    if (entry.buffers?.length) throw new Error("it has binary state");
+    const { _esm, _css, _anywidget_id: name, ...state } = entry.state;
+    const model = new Model(state);
+    const exported = (await load(_esm)).default;
+    const widget = typeof exported === "function" ? await exported() : exported;
+    if (_css && !styles.has(_css)) {
+      styles.add(_css);
+      document.head.append(Object.assign(document.createElement("style"), { textContent: _css }));
+    }
+    return { model, widget, follow: link(model, keyOf(id), widget.linked || []) };
+  }
+
+  /** Names the models in the order of the page: RowBytes, RowBytes-2, ... */
+  function keyOf(id) {
+    return keys[order.indexOf(id)];
+  }
+
+  async function show(place) {
+    const view = document.createElement("div");
+    try {
+      const id = parsed(place.querySelector("script")).model_id;
+      if (!models.has(id)) {
+        models.set(id, start(id).then(async (started) => {
+          started.linked = started.follow();
+          await started.widget.initialize?.({ model: started.model });
+          return started;
+        }));
+      }
+      const { model, widget, linked } = await models.get(id);
+      place.append(view);
+      await widget.render({ model, el: view, signal: new AbortController().signal });
+      place.querySelector("p").remove();
+      if (linked) place.scrollIntoView({ block: "center" });
+    } catch (error) {
+      view.remove();
+      const note = document.createElement("p");
+      note.className = "minwidget-note";
+      note.textContent = `This widget cannot be shown without a kernel (${error.message}). Download the notebook and open it in JupyterLab.`;
+      place.append(note);
+    }
+  }
+
+  const places = [...document.querySelectorAll(".minwidget")];
+  const order = [...new Set(places.map((place) => parsed(place.querySelector("script")).model_id))];
+  for (const id of order) {
+    const name = (entries[id]?.state._anywidget_id || "widget").split(".").pop();
+    const same = keys.filter((key) => key.replace(/-\d+$/, "") === name).length;
+    keys.push(same ? `${name}-${same + 1}` : name);
+  }
+  places.forEach(show);
+})();
