@@ -11,7 +11,7 @@ from typing import Any, Mapping
 __all__ = ["ConfigError", "EngineArgs", "GlmConfig", "LlamaConfig", "ModelConfig", "cache_fields", "model_config"]
 
 KV_CACHE_LAYOUTS = ("LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC")
-LATENT_DTYPES = ("float32", "bfloat16", "fp8", "fp8_ds_mla", "nvfp4_fp8_ds_mla")
+LATENT_DTYPES = ("float32", "bfloat16", "fp8", "fp8_ds_mla", "nvfp4_fp8_ds_mla", "int4", "int3", "int2")
 HEAD_DTYPES = ("float32", "bfloat16", "fp8", "nvfp4", "q8_0", "q4_0")
 ROW_LAYERS = ("full_attention", "attention", "indexed_attention", "deepseek_sparse_attention")  # `layer_types` that keep a row of every token
 
@@ -133,15 +133,15 @@ def indexer_types(num_layers: int, freq: int, offset: int) -> tuple[str, ...]:
 
 def _indexer_types(hf: Mapping[str, Any], num_layers: int) -> tuple[str, ...]:
     """The layers' kinds as a config may state them: a list, a pattern of F and S, or the rule's two numbers."""
-    kinds = hf.get("indexer_types") or hf.get("index_topk_pattern")
-    if kinds is None:
+    stated = hf.get("indexer_types") or hf.get("index_topk_pattern")
+    if stated is None:
         freq, offset = _count(hf, "index_topk_freq", 1, 0), _count(hf, "index_skip_topk_offset", 2, 0)
         return indexer_types(num_layers, max(freq, 1), offset)
-    if isinstance(kinds, (list, tuple, str)):
-        kinds = tuple({"F": "full", "S": "shared"}.get(str(kind), kind) for kind in kinds)
+    if isinstance(stated, (list, tuple, str)):
+        kinds = tuple({"F": "full", "S": "shared"}.get(str(kind), kind) for kind in stated)
         if len(kinds) == num_layers and all(kind in ("full", "shared") for kind in kinds):
             return kinds
-    raise ConfigError(f"config.json: field 'indexer_types' must name 'full' or 'shared' for each of {num_layers} layers; got {_shown(kinds)}")
+    raise ConfigError(f"config.json: field 'indexer_types' must name 'full' or 'shared' for each of {num_layers} layers; got {_shown(stated)}")
 
 
 def _shown(value: Any) -> str:
@@ -190,7 +190,8 @@ def cache_fields(hf: Mapping[str, Any]) -> dict[str, int]:
         return {"num_hidden_layers": layers, "kv_lora_rank": rank, "qk_rope_head_dim": rope, "num_indexer_layers": indexers, "index_head_dim": width}
     heads = _count(hf, "num_attention_heads" if hf.get("num_key_value_heads") is None else "num_key_value_heads")
     if hf.get("head_dim") is None:
-        width = _count(hf, "hidden_size") // _count(hf, "num_attention_heads")
+        queries = _count(hf, "num_attention_heads")
+        width = _count(hf, "hidden_size", least=queries) // queries
     else:
         width = _count(hf, "head_dim")
     if _count(hf, "v_head_dim", width, 0) != width:

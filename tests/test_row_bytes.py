@@ -79,6 +79,10 @@ def test_a_config_that_no_row_describes_is_refused_by_field(change, message):
         cache_fields({**LLAMA_8B, **change})
 
 
+def test_a_whole_number_may_be_written_as_a_fraction():
+    assert kv_row(json.loads('{"num_hidden_layers": 32.0, "num_key_value_heads": 8.0, "head_dim": 1.28e2}'), "bfloat16").bytes_per_token == 131_072
+
+
 def test_an_idle_window_is_no_window():
     for idle in ({"use_sliding_window": False}, {"max_position_embeddings": 4096}):
         assert kv_row({**LLAMA_8B, "sliding_window": 4096, "max_position_embeddings": 32768, **idle}, "fp8").layers == 32

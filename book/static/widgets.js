@@ -124,9 +124,11 @@
       place.append(view);
       await widget.render({ model, el: view, signal: new AbortController().signal });
       place.querySelector("p").remove();
+      place.dataset.state = "alive";
       if (linked) place.scrollIntoView({ block: "center" });
     } catch (error) {
       view.remove();
+      place.dataset.state = "failed";
       const note = document.createElement("p");
       note.className = "minwidget-note";
       note.textContent = `This widget cannot be shown without a kernel (${error.message}). Download the notebook and open it in JupyterLab.`;

@@ -189,8 +189,9 @@ function render({ model, el }) {
     for (const [field, { input, node, slider }] of Object.entries(inputs)) {
       const value = now[field] / shownUnit(field);
       node.hidden = !(field in SLIDERS) && !fields.includes(field);
-      if (!drafts.has(field) && Number(input.value || NaN) !== value) input.value = value;
-      if (slider && Number(slider.value) !== value) slider.value = value;
+      const text = Number.isFinite(value) ? String(value) : ""; // an address may hold anything
+      if (!drafts.has(field) && Number(input.value || NaN) !== value) input.value = text;
+      if (slider && slider.value !== text) slider.value = text;
       input.setAttribute("aria-invalid", drafts.has(field));
     }
     heading.replaceChildren("One row of ", make("strong", {}, now.model_name || "this model"), now.attention === "gqa" ? ", one layer, one head" : ", one layer");

@@ -111,9 +111,9 @@ class RowBytes(anywidget.AnyWidget):
         Raises:
             ConfigError: a format that is not of this attention or cannot divide a width, or more indexers than layers.
         """
-        if self.attention == "mla" and self.index_head_dim and self.num_indexer_layers > self.num_hidden_layers:
-            raise ConfigError(f"num_indexer_layers={self.num_indexer_layers}: use at most num_hidden_layers, {self.num_hidden_layers}")
         row = row_of_fields({name: getattr(self, name) for name in (LATENT if self.attention == "mla" else HEADS)}, self.kv_cache_dtype)
+        if row.indexer and row.indexer_layers > row.layers:
+            raise ConfigError(f"num_indexer_layers={row.indexer_layers}: use at most num_hidden_layers, {row.layers}")
         held = cached_tokens(self.kv_cache_memory_bytes, row.bytes_per_token, 1)
         return RowNumbers(row, row.bytes_per_token, session_bytes(self.tokens, row.bytes_per_token), held, sessions_held(held, self.tokens))
 

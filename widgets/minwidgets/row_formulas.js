@@ -83,10 +83,10 @@ export function numbers(state) {
   }
   const latent = state.attention === "mla";
   const row = (name) => (latent ? latentRow(name, state.kv_lora_rank, state.qk_rope_head_dim) : headRow(name, state.head_dim));
+  const parts = row(format);
   const indexed = latent && state.index_head_dim > 0;
   if (indexed && state.num_indexer_layers > state.num_hidden_layers)
     throw new Error(`num_indexer_layers=${state.num_indexer_layers}: use at most num_hidden_layers, ${state.num_hidden_layers}`);
-  const parts = row(format);
   const layers = BigInt(state.num_hidden_layers);
   const heads = latent ? 1n : BigInt(state.num_key_value_heads);
   const indexer = indexed ? indexerKey(format, state.index_head_dim) : 0;
@@ -151,7 +151,11 @@ export function fromConfig(whole) {
     return { attention: "mla", num_hidden_layers: layers, kv_lora_rank: rank, qk_rope_head_dim: rope, num_indexer_layers: indexers, index_head_dim: width };
   }
   const heads = count(config, absent(config.num_key_value_heads) ? "num_attention_heads" : "num_key_value_heads");
-  const width = absent(config.head_dim) ? Math.floor(count(config, "hidden_size") / count(config, "num_attention_heads")) : count(config, "head_dim");
+  let width;
+  if (absent(config.head_dim)) {
+    const queries = count(config, "num_attention_heads");
+    width = Math.floor(count(config, "hidden_size", null, queries) / queries);
+  } else width = count(config, "head_dim");
   if (count(config, "v_head_dim", width, 0) !== width)
     throw new Error(`config.json: field 'v_head_dim' is ${config.v_head_dim} beside keys of ${width}; take a model whose keys and values are equally wide`);
   return { attention: "gqa", num_hidden_layers: layers, num_key_value_heads: heads, head_dim: width };

@@ -1,0 +1,422 @@
+"""Widgets on a built page in a real browser, with no kernel and no other host: alive, right to the integer, and usable."""
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from browsing import Watched, browser, served  # noqa: F401  (a fixture)
+
+from minengine.arithmetic import GLM_5_3, cached_tokens, kv_row, row_of_fields, session_bytes, sessions_held
+from minengine.config import HEAD_DTYPES, LATENT_DTYPES, ConfigError
+
+ROOT = Path(__file__).resolve().parents[1]
+pytestmark = pytest.mark.browser
+HEADER = """---
+jupytext:
+  text_representation:
+    extension: .md
+    format_name: myst
+kernelspec:
+  display_name: Python 3
+  language: python
+  name: python3
+---
+"""
+CELL = "```{{code-cell}} python\n{}\n```\n"
+PAGES = {
+    "row": "# A row\n\n" + CELL.format("from minwidgets import RowBytes\n\nRowBytes()"),
+    "plain": "# Plain\n\n" + CELL.format("print(1)"),
+    "several": "# Several\n\n" + CELL.format("from minwidgets import RowBytes\n\nRowBytes()") + "\n## Below\n\n" + CELL.format(
+        'first = RowBytes(attention="gqa", kv_cache_dtype="q8_0", tokens=1000, model_name="Mine")\nfirst') + "\n" + CELL.format("first") + "\n"
+        + CELL.format("import ipywidgets\n\nipywidgets.IntSlider()"),
+}
+DEFAULTS = {
+    "attention": "mla", "kv_cache_dtype": "fp8", "model_name": "", "kv_lora_rank": 512, "qk_rope_head_dim": 64, "num_hidden_layers": 78, "num_indexer_layers": 21,
+    "index_head_dim": 128, "num_key_value_heads": 8, "head_dim": 128, "tokens": 146_000, "kv_cache_memory_bytes": 50_000_000_000,
+}
+LATENT = ("num_hidden_layers", "kv_lora_rank", "qk_rope_head_dim", "num_indexer_layers", "index_head_dim")
+HEADS = ("num_hidden_layers", "num_key_value_heads", "head_dim")
+LLAMA = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096}
+# The widget's module, from the state that is embedded in the page: the very text that readers run.
+MODULE = """() => {
+    const { state } = JSON.parse(document.querySelector('script[type="application/vnd.jupyter.widget-state+json"]').textContent);
+    const text = Object.values(state).find((entry) => entry.model_module === "anywidget").state._esm;
+    const address = URL.createObjectURL(new Blob([text], { type: "text/javascript" }));
+    return import(address).then((module) => { window.tested = module; });
+}"""
+
+
+@pytest.fixture(scope="module")
+def book(browser, tmp_path_factory):  # noqa: F811
+    """A small book with widgets, built as the real one is: its address on a server, and as files."""
+    pytest.importorskip("jupyter_book", reason="pip install -c constraints.txt -e .[book]")
+    from bookkit import assets
+
+    assets.install()
+    root = tmp_path_factory.mktemp("widgets") / "repo"
+    shutil.copytree(ROOT / "book", root / "book", ignore=shutil.ignore_patterns("node_modules", "__pycache__"))
+    for name in ("book/node_modules", "minengine", "widgets", "_config.yml"):
+        (root / name).symlink_to(ROOT / name)
+    (root / "constraints.txt").touch()
+    (root / "chapters").mkdir()
+    for name, text in PAGES.items():
+        (root / f"chapters/{name}.md").write_text(HEADER + text)
+    (root / "_toc.yml").write_text("format: jb-book\nroot: index\nchapters:\n" + "".join(f"- file: chapters/{name}\n" for name in PAGES))
+    (root / "index.md").write_text("# Small\n\nText.\n")
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run([sys.executable, "book/build.py"], cwd=root, capture_output=True, text=True, env=environment, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    html = root / "_build/html"
+    with served(html.parent) as address:
+        yield {"http": f"{address}html/chapters/", "file": f"{html.as_uri()}/chapters/", "folder": html}
+
+
+class Widget:
+    """One widget of a page, by what a reader sees and touches."""
+
+    def __init__(self, page, nth=0):
+        self.page, self.root = page, page.locator(".rb").nth(nth)
+
+    def field(self, name):
+        return self.root.locator(f"input[type=number][id$='-{name}']")
+
+    def pick(self, value):
+        self.root.locator(f"input[type=radio][value={value}]").check()
+
+    def set(self, name, value):
+        self.field(name).fill(repr(value / 1e9) if name == "kv_cache_memory_bytes" else str(value))
+
+    def numbers(self):
+        """(bytes a row, a token, a session, sessions held) as shown; None where there is none."""
+        values, details = self.root.locator(".rb-stat").all_inner_texts(), self.root.locator(".rb-detail").all_inner_texts()
+        shown = [values[0], values[1], re.match(r"[\d,]*", details[2])[0], values[3]]
+        return [int(text.replace(",", "")) if text[:1].isdigit() else None for text in shown]
+
+    def message(self):
+        return self.root.locator(".rb-message").inner_text()
+
+
+def expected(state):
+    """The numbers of a state, from minengine.arithmetic; or the text of its complaint."""
+    latent = state["attention"] == "mla"
+    try:
+        row = row_of_fields({name: state[name] for name in (LATENT if latent else HEADS)}, state["kv_cache_dtype"])
+    except ConfigError as error:
+        return str(error)
+    if row.indexer and row.indexer_layers > row.layers:
+        return f"num_indexer_layers={row.indexer_layers}: use at most num_hidden_layers, {row.layers}"
+    held = cached_tokens(state["kv_cache_memory_bytes"], row.bytes_per_token, 1)
+    return [list(map(list, row.row.parts.items())), row.row.total, row.indexer.total if row.indexer else 0, row.bytes_per_token,
+            session_bytes(state["tokens"], row.bytes_per_token), held, sessions_held(held, state["tokens"])]
+
+
+def shown(state):
+    """Of `expected`, what the page shows: bytes a row, a token, a session, and sessions."""
+    found = expected(state)
+    return [None] * 4 if isinstance(found, str) else [found[1], found[3], found[4], found[6]]
+
+
+def plain(state):
+    """Bytes of the same row in bfloat16, which the drawing is scaled to."""
+    return 2 * (state["kv_lora_rank"] + state["qk_rope_head_dim"] if state["attention"] == "mla" else 2 * state["head_dim"])
+
+
+def random_state(draw):
+    """Any state that the traits take: small and huge, most widths that formats can divide and some that they cannot."""
+    kind = draw.choice(["mla", "gqa"])
+    formats = LATENT_DTYPES if kind == "mla" else HEAD_DTYPES
+    return {
+        **DEFAULTS, "attention": kind,
+        "kv_cache_dtype": draw.choice(formats) if draw.random() < 0.97 else draw.choice(LATENT_DTYPES + HEAD_DTYPES),
+        "kv_lora_rank": 16 * draw.randint(1, 4096) if draw.random() < 0.9 else draw.randint(1, 65536),
+        "qk_rope_head_dim": draw.choice([1, 64, draw.randint(1, 65536)]),
+        "num_hidden_layers": draw.choice([1, 78, 10_000, draw.randint(1, 10_000)]),
+        "num_indexer_layers": draw.choice([0, 1, draw.randint(0, 10_000)]),
+        "index_head_dim": draw.choice([0, 128, draw.randint(0, 65536)]),
+        "num_key_value_heads": draw.choice([1, 8, 65536, draw.randint(1, 65536)]),
+        "head_dim": 32 * draw.randint(1, 2048) if draw.random() < 0.8 else draw.randint(1, 65536),
+        "tokens": draw.choice([1, 10**9, draw.randint(1, 10**draw.randint(1, 9))]),
+        "kv_cache_memory_bytes": draw.choice([1, 10**15, draw.randint(1, 10**draw.randint(1, 15))]),
+    }
+
+
+def random_config(draw):
+    """A model's config.json, or something near one."""
+    layers = draw.randint(1, 90)
+    config = {"num_hidden_layers": layers, "hidden_size": draw.choice([1024, 4096, 6144]), "num_attention_heads": draw.choice([8, 32, 96])}
+    if draw.random() < 0.5:
+        config |= {"kv_lora_rank": 16 * draw.randint(1, 64), "qk_rope_head_dim": draw.randint(1, 128)}
+        config |= draw.choice([{}, {"index_head_dim": draw.choice([0, 64, 128])}])
+        config |= draw.choice([
+            {}, {"index_topk_freq": draw.randint(0, 9), "index_skip_topk_offset": draw.randint(0, 9)}, {"indexer_types": []},
+            {"indexer_types": draw.choices(["full", "shared"], k=layers)}, {"index_topk_pattern": "".join(draw.choices("FS", k=layers))},
+        ])
+    else:
+        config |= draw.choice([{}, {"num_key_value_heads": draw.randint(1, 64)}, {"num_key_value_heads": None}])
+        config |= draw.choice([{}, {"head_dim": draw.choice([64, 80, 128, 256])}, {"head_dim": None}])
+        config |= draw.choice([{}, {"v_head_dim": draw.choice([64, 128])}])
+    config |= draw.choice([{}, {"layer_types": ["full_attention"] * layers}, {"layer_types": None}, {"sliding_window": None}])
+    config |= draw.choice([{}, {}, {"sliding_window": 4096, "max_position_embeddings": draw.choice([4096, 32768])}])
+    config |= draw.choice([{}, {"use_sliding_window": draw.choice([True, False])}])
+    if draw.random() < 0.4:  # damage one field
+        config[draw.choice([*config, "layer_types", "head_dim", "indexer_types", "index_topk_freq"])] = draw.choice(
+            [None, 0, -1, 3.5, "12", True, [], {}, ["linear_attention"], ["full"], [1], "FS"])
+    if draw.random() < 0.1:
+        config.pop(draw.choice([*config]))
+    return {"text_config": config} if draw.random() < 0.1 else config
+
+
+@pytest.mark.parametrize("width", [1280, 360])
+@pytest.mark.parametrize("scheme", ["http", "file"])
+def test_alive_with_no_kernel_and_no_other_host(browser, book, scheme, width):  # noqa: F811
+    with Watched(browser, width) as watched:
+        page = watched.open(book[scheme] + "row.html")
+        assert page.locator(".minwidget[data-state=alive] .rb svg rect").count() >= 5
+        assert Widget(page).numbers() == shown({**DEFAULTS, "kv_cache_dtype": "nvfp4_fp8_ds_mla"})
+        assert "KV row bytes: GLM-5.3" not in page.locator(".minwidget").inner_text()  # the words for a page without scripts are gone
+        page.locator("summary").click()
+        assert page.evaluate("document.scrollingElement.scrollWidth - document.documentElement.clientWidth") <= 1
+        labels = page.evaluate("""() => [...document.querySelectorAll(".rb svg text")].map((text) => text.getBoundingClientRect())
+            .filter((box) => box.left < 0 || box.right > document.documentElement.clientWidth).length""")
+        assert labels == 0
+        assert not watched.wrong
+
+
+def test_the_host_is_on_pages_with_a_widget_only_and_words_stand_in_for_scripts(book):
+    texts = {name: (book["folder"] / f"chapters/{name}.html").read_text() for name in PAGES}
+    assert {name: "widgets.js" in text for name, text in texts.items()} == {"row": True, "several": True, "plain": False}
+    assert "<p>KV row bytes: GLM-5.3 in nvfp4_fp8_ds_mla: 352 bytes a row" in texts["row"]
+    for text in texts.values():
+        assert "require" not in re.sub(r"<script type=.application/vnd.*?</script>", "", text, flags=re.DOTALL) and "cdn" not in text
+
+
+def test_a_model_that_needs_a_kernel_says_so_and_two_views_share_their_model(browser, book):  # noqa: F811
+    with Watched(browser, 1280) as watched:
+        page = watched.open(book["http"] + "several.html")
+        assert [place.get_attribute("data-state") for place in page.locator(".minwidget").all()] == ["alive", "alive", "alive", "failed"]
+        assert "cannot be shown without a kernel (@jupyter-widgets/controls IntSliderModel" in page.locator(".minwidget-note").inner_text()
+        first, second, again = (Widget(page, nth) for nth in range(3))
+        before = first.numbers()
+        second.set("head_dim", 64)
+        assert second.numbers() == again.numbers() == shown({**DEFAULTS, "attention": "gqa", "kv_cache_dtype": "q8_0", "head_dim": 64, "tokens": 1000})
+        assert first.numbers() == before
+        ids = page.evaluate("[...document.querySelectorAll('.rb [id]')].map((node) => node.id)")
+        assert len(set(ids)) == len(ids)
+        assert not watched.wrong
+
+
+def test_numbers_equal_arithmetics_over_random_states(browser, book):  # noqa: F811
+    draw = random.Random(20)
+    states = [random_state(draw) for _ in range(2500)]
+    with Watched(browser, 1280) as watched:
+        page = watched.open(book["http"] + "row.html")
+        page.evaluate(MODULE)
+        found = page.evaluate("""(states) => states.map((state) => {
+            try {
+                const it = tested.numbers(state);
+                return [it.parts.map(({ name, bytes }) => [name, bytes]), ...[it.row, it.indexer, it.token, it.session, it.held, it.sessions].map(String)];
+            } catch (error) {
+                return error.message;
+            }
+        })""", states)
+    found = [value if isinstance(value, str) else [value[0], *map(int, value[1:])] for value in found]
+    wanted = [expected(state) for state in states]
+    assert sum(isinstance(value, str) for value in wanted) > 200 and sum(not isinstance(value, str) and value[4] > 2**53 for value in wanted) > 200
+    for state, ours, theirs in zip(states, wanted, found, strict=True):
+        assert theirs == ours, state
+
+
+def test_configs_mean_what_they_mean_to_kv_row(browser, book):  # noqa: F811
+    draw = random.Random(21)
+    configs = [random_config(draw) for _ in range(1500)] + [GLM_5_3 | {}, LLAMA]
+    cases = [(config, draw.choice((LATENT_DTYPES if "kv_lora_rank" in config else HEAD_DTYPES) + ("nvfp4",))) for config in configs]
+    with Watched(browser, 1280) as watched:
+        page = watched.open(book["http"] + "row.html")
+        page.evaluate(MODULE)
+        found = page.evaluate("""([cases, defaults]) => cases.map(([config, kv_cache_dtype]) => {
+            try {
+                const state = { ...defaults, ...tested.fromConfig(config), kv_cache_dtype };
+                const it = tested.numbers(state);
+                const latent = state.attention === "mla";
+                return [it.parts.map(({ name, bytes }) => [name, bytes]), state.num_hidden_layers, latent ? 1 : state.num_key_value_heads,
+                        Number(it.indexer), latent ? state.num_indexer_layers : 0, Number(it.token)];
+            } catch (error) {
+                return error.message;
+            }
+        })""", [cases, DEFAULTS])
+    refused = 0
+    for (config, kv_cache_dtype), theirs in zip(cases, found, strict=True):
+        try:
+            row = kv_row(config, kv_cache_dtype)
+            ours = [list(map(list, row.row.parts.items())), row.layers, row.heads, row.indexer.total if row.indexer else 0, row.indexer_layers, row.bytes_per_token]
+        except ConfigError as error:
+            ours, refused = str(error), refused + 1
+        assert theirs == ours, config
+    assert 200 < refused < 1200
+
+
+def test_the_page_shows_the_numbers_of_what_was_set(browser, book):  # noqa: F811
+    draw = random.Random(22)
+    with Watched(browser, 1280, reduced_motion="reduce") as watched:
+        page = watched.open(book["http"] + "row.html")
+        widget = Widget(page)
+        for _ in range(40):
+            state = random_state(draw)
+            state["kv_cache_dtype"] = draw.choice(LATENT_DTYPES if state["attention"] == "mla" else HEAD_DTYPES)
+            state["kv_cache_memory_bytes"] = 10**6 * draw.randint(1, 10**6)  # GB with digits that a reader would type
+            widget.pick(state["attention"])
+            widget.pick(state["kv_cache_dtype"])
+            for name in (*(LATENT if state["attention"] == "mla" else HEADS), "tokens", "kv_cache_memory_bytes"):
+                widget.set(name, state[name])
+            assert widget.numbers() == shown(state), state
+            wanted = expected(state)
+            if isinstance(wanted, str):
+                assert widget.message() == wanted
+            else:
+                boxes = sorted(page.evaluate("[...document.querySelectorAll('.rb-part:not(.rb-faint)')].map((part) => [part.getBBox().x, part.getBBox().width])"))
+                start, scale = 0, page.evaluate("Number(document.querySelector('.rb svg').viewBox.baseVal.width)") / max(wanted[1], plain(state))
+                for (left, width), (_, nbytes) in zip(boxes, wanted[0], strict=True):
+                    assert abs(left - start * scale) < 0.1 and abs(width - max(nbytes * scale, 0.75)) < 0.1, (boxes, wanted[0])
+                    start += nbytes
+        assert not watched.wrong
+
+
+def test_what_does_not_fit_is_a_sentence_that_names_field_and_remedy(browser, book):  # noqa: F811
+    with Watched(browser, 1280) as watched:
+        page = watched.open(book["http"] + "row.html")
+        widget = Widget(page)
+        for name, value, text in [
+            ("kv_lora_rank", "500", "kv_lora_rank=500: latent rows need a positive multiple of 16"),
+            ("tokens", "-3", "tokens=-3: use a whole number from 1 to 1000000000"),
+            ("num_hidden_layers", "1.5", "num_hidden_layers=1.5: use a whole number from 1 to 10000"),
+            ("num_hidden_layers", "20", "num_indexer_layers=21: use at most num_hidden_layers, 20"),
+            ("qk_rope_head_dim", "", "qk_rope_head_dim: use a whole number from 1 to 65536"),
+        ]:
+            good = widget.field(name).input_value()
+            widget.field(name).fill(value)
+            assert (widget.message(), widget.numbers()) == (text, [None] * 4)
+            assert not page.locator(".rb-drawing").is_visible()
+            widget.field(name).fill(good)
+            assert widget.message() == "" and widget.numbers()[0] == 352
+        assert not watched.wrong
+
+
+def test_a_pasted_config_sets_the_controls_and_a_bad_one_changes_nothing(browser, book):  # noqa: F811
+    with Watched(browser, 1280) as watched:
+        page = watched.open(book["http"] + "row.html")
+        widget = Widget(page)
+        page.locator("summary").click()
+        box, said = page.locator("textarea"), page.locator(".rb-said")
+
+        def paste(text):
+            box.fill(text)
+            page.get_by_role("button", name="Show its row").click()
+
+        paste(json.dumps(LLAMA))
+        assert "Read LlamaForCausalLM: Grouped heads, 32 layers." == said.inner_text() and "LlamaForCausalLM" in page.locator(".rb-heading").inner_text()
+        llama = {**DEFAULTS, "attention": "gqa", "kv_cache_dtype": "nvfp4", "num_hidden_layers": 32}  # the closest that heads have to GLM's four bits
+        assert widget.numbers() == shown(llama)
+        for text, remedy in [
+            ("", "this is not JSON"), ('{"num_hidden_layers": 3', "paste the whole file, from { to }"), ("[1]", "paste one JSON object, from { to }"),
+            (json.dumps({**LLAMA, "num_hidden_layers": None}), "field 'num_hidden_layers' is missing"),
+            (json.dumps({**LLAMA, "head_dim": 72}), "head_dim=72: kv_cache_dtype='nvfp4' needs a positive multiple of 16"),
+            (json.dumps({**LLAMA, "num_hidden_layers": 20_000}), "num_hidden_layers=20000: use a whole number from 1 to 10000"),
+        ]:
+            paste(text)
+            assert remedy in said.inner_text() and said.inner_text().endswith("Nothing was changed.")
+            assert widget.numbers() == shown(llama) and "LlamaForCausalLM" in page.locator(".rb-heading").inner_text()
+        paste(json.dumps({**GLM_5_3, "model_type": "glm_moe_dsa"}))
+        assert "glm_moe_dsa" in page.locator(".rb-heading").inner_text()
+        assert widget.numbers() == shown({**DEFAULTS, "kv_cache_dtype": "nvfp4_fp8_ds_mla"})
+        box.fill("")
+        box.focus()
+        page.evaluate("document.execCommand('insertText', false, 'x')")  # typing is left alone until the button
+        assert "glm_moe_dsa" in said.inner_text()
+        assert not watched.wrong
+
+
+@pytest.mark.parametrize("scheme", ["http", "file"])
+def test_a_setting_is_an_address_and_reset_leaves_it(browser, book, scheme):  # noqa: F811
+    with Watched(browser, 1280) as watched:
+        page = watched.open(book[scheme] + "several.html")
+        assert "#" not in page.url
+        first, second = Widget(page, 0), Widget(page, 1)
+        first.pick("fp8")
+        second.set("tokens", 2000)
+        page.wait_for_url(re.compile(r"#RowBytes\.kv_cache_dtype=fp8&RowBytes-2\.tokens=2000$"))
+        address, numbers = page.url, [first.numbers(), second.numbers()]
+        assert numbers == [shown(DEFAULTS), shown({**DEFAULTS, "attention": "gqa", "kv_cache_dtype": "q8_0", "tokens": 2000})]
+
+        with Watched(browser, 1280) as other:
+            shared = other.open(address)
+            assert [Widget(shared, nth).numbers() for nth in range(2)] == numbers
+            assert Widget(shared, 0).root.locator("input[value=fp8]").is_checked() and Widget(shared, 1).field("tokens").input_value() == "2000"
+            for nth in (0, 1):  # back to what the author made, not to what the address said
+                Widget(shared, nth).root.get_by_role("button", name="Reset").click()
+            shared.wait_for_url(re.compile(r"several\.html$"))
+            assert Widget(shared, 0).numbers() == shown({**DEFAULTS, "kv_cache_dtype": "nvfp4_fp8_ds_mla"})
+            assert Widget(shared, 1).field("tokens").input_value() == "1000" and "Mine" in Widget(shared, 1).root.inner_text()
+            assert not other.wrong
+
+        page.evaluate("location.hash = '#RowBytes.tokens=5'")  # a link on the page itself
+        page.wait_for_function("document.querySelector('.rb input[id$=-tokens]').value === '5'")
+        assert first.root.locator("input[value=nvfp4_fp8_ds_mla]").is_checked()  # what a link does not name is as made
+        page.evaluate("location.hash = '#RowBytes.tokens=many&RowBytes.attention=mqa'")
+        page.wait_for_function("document.querySelector('.rb .rb-message').textContent === \"attention='mqa': use one of mla, gqa\"")
+        page.evaluate("location.hash = '#below'")
+        assert not watched.wrong
+
+
+def test_the_keyboard_is_enough_and_results_are_spoken(browser, book):  # noqa: F811
+    with Watched(browser, 1280) as watched:
+        page = watched.open(book["http"] + "row.html")
+        widget = Widget(page)
+        live = widget.root.locator("[aria-live=polite]")
+        assert live.inner_text() == "352 bytes a row, 30,228 a token, 4.41 GB a session, 11 sessions held."
+        widget.root.get_by_role("button", name="Reset").focus()
+        page.keyboard.press("Tab")
+        page.keyboard.press("Tab")  # from the kind of attention to the formats
+        page.keyboard.press("ArrowLeft")
+        page.keyboard.press("ArrowLeft")
+        assert live.inner_text() == "576 bytes a row, 47,700 a token, 6.96 GB a session, 7 sessions held."
+        page.keyboard.press("Tab")
+        page.keyboard.press("ArrowUp")
+        assert widget.field("kv_lora_rank").input_value() == "528" and widget.numbers()[0] == 592
+        widget.root.get_by_role("slider", name="Tokens in a session, slider").focus()
+        page.keyboard.press("ArrowRight")
+        assert widget.field("tokens").input_value() == "147000"
+        widget.root.get_by_role("button", name="Reset").focus()
+        page.keyboard.press("Enter")
+        assert widget.numbers() == shown({**DEFAULTS, "kv_cache_dtype": "nvfp4_fp8_ds_mla"})
+        unnamed = page.evaluate("""() => [...document.querySelectorAll(".rb input, .rb textarea, .rb button")]
+            .filter((control) => !control.labels?.length && !control.ariaLabel && !control.textContent).length""")
+        assert unnamed == 0 and not watched.wrong
+
+
+@pytest.mark.parametrize("width", [1280, 360])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing(browser, book, scheme, width):  # noqa: F811
+    with Watched(browser, width, scheme, reduced_motion="reduce") as watched:
+        page = watched.open(book["http"] + "row.html")
+        page.locator("summary").click()
+        page.add_script_tag(path=ROOT / "book/node_modules/axe-core/axe.min.js")
+        for state in ("numbers", "message"):
+            found = page.evaluate("axe.run('.bd-article').then((result) => result.violations.map((it) => [it.id, it.nodes.map((node) => node.html.slice(0, 200))]))")
+            assert found == [], state
+            Widget(page).field("kv_lora_rank").fill("500")
+
+
+def test_colours_follow_the_theme_without_a_reload(browser, book):  # noqa: F811
+    with Watched(browser, 1280, "light", reduced_motion="reduce") as watched:
+        page = watched.open(book["http"] + "row.html")
+        colours = """() => [".rb", ".rb-latent:not(.rb-faint)"].map((name) => getComputedStyle(document.querySelector(name))).map((it, i) => i ? it.fill : it.color)"""
+        light = page.evaluate(colours)
+        page.evaluate("document.documentElement.dataset.theme = 'dark'")
+        dark = page.evaluate(colours)
+        assert all(one != other for one, other in zip(light, dark, strict=True)), (light, dark)
+        assert page.evaluate("getComputedStyle(document.querySelector('.rb-part')).transitionDuration") == "0s"
