@@ -153,7 +153,7 @@ def test_an_authors_mistake_is_an_error_at_once(traits, message):
 def test_unknown_choices_are_refused_by_name():
     for name in ("attention", "kv_cache_dtype"):
         with pytest.raises(traitlets.TraitError, match=name):
-            RowBytes(**{name: "int3"})
+            RowBytes(**{name: "int5"})
 
 
 def test_one_trait_at_a_time_may_pass_through_what_does_not_fit():

@@ -2,7 +2,7 @@
 // minengine/config.py, said again for the page. Tests hold the two equal, messages included.
 
 export const FORMATS = {
-  mla: ["float32", "bfloat16", "fp8", "fp8_ds_mla", "nvfp4_fp8_ds_mla"],
+  mla: ["float32", "bfloat16", "fp8", "fp8_ds_mla", "nvfp4_fp8_ds_mla", "int4", "int3", "int2"],
   gqa: ["float32", "bfloat16", "fp8", "nvfp4", "q8_0", "q4_0"],
 };
 // Least and most of each field that holds a count; the same as in row_bytes.py.
@@ -18,6 +18,7 @@ export const LIMITS = {
   kv_cache_memory_bytes: [1, 1e15],
 };
 const WIDTH = { float32: 4, bfloat16: 2, fp8: 1 };
+const INT_BITS = { int4: 4, int3: 3, int2: 2 };
 const VALUES = { float32: "FP32", bfloat16: "BF16", fp8: "E4M3" };
 const ROW_LAYERS = ["full_attention", "attention", "indexed_attention", "deepseek_sparse_attention"];
 
@@ -35,6 +36,8 @@ function latentRow(format, rank, rope) {
   }
   if (format === "nvfp4_fp8_ds_mla")
     return [part("latent", rank / 2, `${rank} E2M1`), part("rope", rope, `${rope} E4M3`), part("scales", rank / 16, `${rank / 16} E4M3`)];
+  if (format in INT_BITS)
+    return [part("latent", (rank * INT_BITS[format]) / 8, `${rank} INT${INT_BITS[format]}`), part("scale", 4, "1 FP32"), part("rope", 2 * rope, `${rope} BF16`)];
   const [width, values] = [WIDTH[format], VALUES[format]];
   return [part("latent", width * rank, `${rank} ${values}`), part("rope", width * rope, `${rope} ${values}`)];
 }

@@ -1,0 +1,112 @@
+"""Widgets with a kernel: in JupyterLab a trait set in Python changes the page, and a control changes the trait."""
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from browsing import Watched, browser  # noqa: F401  (a fixture)
+
+ROOT = Path(__file__).resolve().parents[1]
+pytestmark = pytest.mark.browser
+CODE = "from minwidgets import RowBytes\n\nwidget = RowBytes()\nwidget"
+QUIET = {"fetchNews": "false", "checkForUpdates": False, "doNotDisturbMode": True}  # else it asks whether to look for news, and looks for updates
+# Runs code in the open notebook's kernel; gives the value of an expression after it, as repr.
+IN_KERNEL = """async ([code, expression]) => {
+    const kernel = jupyterapp.shell.currentWidget.sessionContext.session.kernel;
+    const reply = await kernel.requestExecute({ code, user_expressions: { it: expression } }).done;
+    return reply.content.status === "ok" ? reply.content.user_expressions.it.data["text/plain"] : reply.content.evalue;
+}"""
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+    """A JupyterLab of its own on this machine: its address."""
+    pytest.importorskip("jupyterlab", reason="pip install -c constraints.txt -e .[test]")
+    pytest.importorskip("anywidget", reason="pip install -c constraints.txt -e .[book]")
+    import nbformat
+
+    home = tmp_path_factory.mktemp("lab")
+    settings = home / "settings/@jupyterlab/apputils-extension/notification.jupyterlab-settings"
+    settings.parent.mkdir(parents=True)
+    settings.write_text(json.dumps(QUIET))
+    (home / "notebooks").mkdir()
+    v4 = nbformat.v4
+    kernel = {"name": "python3", "display_name": "Python 3"}
+    nbformat.write(v4.new_notebook(cells=[v4.new_code_cell(CODE)], metadata={"kernelspec": kernel}), home / "notebooks/row.ipynb")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    environment = {
+        **os.environ, "HOME": str(home), "IPYTHONDIR": str(home / "ipython"), "JUPYTER_CONFIG_DIR": str(home / "config"),
+        "JUPYTER_RUNTIME_DIR": str(home / "runtime"), "JUPYTER_DATA_DIR": str(home / "data"), "JUPYTERLAB_SETTINGS_DIR": str(home / "settings"),
+        "JUPYTERLAB_WORKSPACES_DIR": str(home / "workspaces"), "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "widgets")]),
+    }
+    command = [
+        sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", f"--ServerApp.port={port}", "--ServerApp.port_retries=0", "--ServerApp.ip=127.0.0.1",
+        "--IdentityProvider.token=", "--ServerApp.password=", f"--ServerApp.root_dir={home / 'notebooks'}", "--LabApp.expose_app_in_browser=True",
+        "--LabApp.extension_manager=readonly", "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
+    ]
+    server = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    try:
+        said = []
+        for line in server.stderr:  # until it says that it listens, or ends
+            said.append(line)
+            if f"127.0.0.1:{port}/lab" in line:
+                break
+        assert server.poll() is None, "".join(said)
+        with drained(server.stderr):
+            yield f"http://127.0.0.1:{port}/lab/tree/row.ipynb?reset"
+            server.terminate()  # first it ends its kernels
+            server.wait(timeout=60)
+    finally:
+        server.kill()
+        server.wait()
+
+
+@contextlib.contextmanager
+def drained(stream):
+    """Reads what a process still says, so that it never waits for a reader."""
+    reader = threading.Thread(target=stream.read, daemon=True)
+    reader.start()
+    yield
+    reader.join(timeout=60)
+
+
+def test_python_and_the_page_change_each_other(browser, lab):  # noqa: F811
+    with Watched(browser, 1280) as watched:
+        page = watched.page
+        page.goto(lab, wait_until="load")
+        page.wait_for_function("() => window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'", timeout=60_000)
+        page.evaluate("jupyterapp.commands.execute('notebook:run-all-cells')")
+        page.wait_for_selector(".rb svg rect", timeout=60_000)
+        stats = page.locator(".rb-stat")
+        assert stats.all_inner_texts() == ["352", "30,228", "4.41 GB", "11"]
+
+        def kernel(code, expression):
+            return page.evaluate(IN_KERNEL, [code, expression])
+
+        def wait_for_stats(*texts):
+            page.wait_for_function("(texts) => [...document.querySelectorAll('.rb-stat')].map((it) => it.innerText).join() === texts", arg=",".join(texts))
+
+        # Python -> page
+        assert kernel("widget.kv_cache_dtype = 'fp8'", "widget.numbers.sessions_held") == "7"
+        wait_for_stats("576", "47,700", "6.96 GB", "7")
+        assert page.locator(".rb input[value=fp8]").is_checked()
+        assert "tokens=-1: use a whole number" in kernel("widget.tokens = -1", "0")
+        # page -> Python
+        page.locator(".rb input[type=number][id$='-tokens']").fill("200000")
+        page.wait_for_function(f"async () => (await ({IN_KERNEL})(['', 'widget.tokens'])) === '200000'")
+        assert kernel("", "widget.numbers.session_bytes") == str(200_000 * 47_700)
+        page.locator(".rb input[value=gqa]").check()
+        page.wait_for_function(f"""async () => (await ({IN_KERNEL})(['', '(widget.attention, widget.model_name)'])) === "('gqa', '')" """)
+        page.locator(".rb").get_by_role("button", name="Reset").click()
+        page.wait_for_function(f"async () => (await ({IN_KERNEL})(['', 'widget.tokens'])) === '146000'")
+        wait_for_stats("352", "30,228", "4.41 GB", "11")
+        assert "RowBytes" not in page.url  # Lab's address is Lab's
+        wrong = [text for text in watched.wrong if text.startswith(("off-host", "uncaught"))]
+        assert not wrong, wrong
