@@ -28,6 +28,7 @@ GLM_5_3: Mapping[str, int] = {
 
 NVFP4_GROUP = 16  # values that share one E4M3 scale
 FP8_DS_MLA_GROUP = 128  # values that share one FP32 scale
+INT_BITS = {"int4": 4, "int3": 3, "int2": 2}  # plain integers with one FP32 scale a row: a yardstick, no engine serves them
 Q_BLOCK = 32  # values that share one FP16 scale in llama.cpp's q8_0 and q4_0
 
 
@@ -58,7 +59,8 @@ def row_bytes(name: str, kv_lora_rank: int = 512, qk_rope_head_dim: int = 64) ->
     """One MLA row: the latent and the rotary key that all heads share.
 
     The defaults are GLM-5.3's and DeepSeek's; the totals are then 2304, 1152, 576, 656 (FlashMLA's
-    layout) and 352 (vLLM's 4-bit layout: 512/2 + 64 + 512/16).
+    layout) and 352 (vLLM's 4-bit layout: 512/2 + 64 + 512/16). `int4`, `int3` and `int2` keep a 16-bit rotary key,
+    so that what they lose they lose by the latent's bits alone.
 
     Raises:
         ConfigError: unknown name, a rank that is no multiple of 16, or a rope width below 1.
@@ -74,6 +76,8 @@ def row_bytes(name: str, kv_lora_rank: int = 512, qk_rope_head_dim: int = 64) ->
         return RowBytes(name, {"latent": rank, "scales": 4 * -(-rank // FP8_DS_MLA_GROUP), "rope": 2 * rope})
     if name == "nvfp4_fp8_ds_mla":
         return RowBytes(name, {"latent": rank // 2, "rope": rope, "scales": rank // NVFP4_GROUP})
+    if name in INT_BITS:
+        return RowBytes(name, {"latent": rank * INT_BITS[name] // 8, "scale": 4, "rope": 2 * rope})
     width = {"float32": 4, "bfloat16": 2, "fp8": 1}[name]
     return RowBytes(name, {"latent": width * rank, "rope": width * rope})
 

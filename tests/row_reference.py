@@ -50,6 +50,15 @@ def fp8_ds_mla_row(latent, rope) -> bytes:
     return bytes(packed) + np.array(scales, np.float32).tobytes() + bf16.tobytes()
 
 
+def int_row(bits, latent, rope) -> bytes:
+    most = 2 ** (bits - 1) - 1
+    scale = max(np.float32(max(abs(v) for v in latent)) / np.float32(most), np.float32(2.0**-126))
+    codes = [round(float(np.float32(v) / scale)) + most for v in latent]  # ties to even
+    stream = sum(code << bits * i for i, code in enumerate(codes))  # one long number, lowest bits first
+    bf16 = torch.tensor(rope).bfloat16().view(torch.int16).numpy()
+    return stream.to_bytes(len(latent) * bits // 8, "little") + np.float32(scale).tobytes() + bf16.tobytes()
+
+
 def nvfp4_head(values) -> bytes:
     groups = [nvfp4_group(values[i : i + 16]) for i in range(0, len(values), 16)]
     return bytes([b for packed, _ in groups for b in packed] + [scale for _, scale in groups])

@@ -8,7 +8,7 @@ from minengine.arithmetic import head_row_bytes, indexer_bytes, row_bytes
 from minengine.config import HEAD_DTYPES, LATENT_DTYPES, ConfigError
 from minengine.kv.rows import head_format, indexer_format, row_format
 from minkernels.fp4 import e2m1_decode, e2m1_encode, e4m3_decode, e4m3_encode, e4m3_round_up, nvfp4_dequantize, nvfp4_quantize
-from row_reference import E2M1, E4M3, e4m3_byte, fp8_ds_mla_row, hard_values, nearest, nvfp4_head, nvfp4_latent_row, q4_0_head, q8_0_head, sign_bit
+from row_reference import E2M1, E4M3, e4m3_byte, fp8_ds_mla_row, hard_values, int_row, nearest, nvfp4_head, nvfp4_latent_row, q4_0_head, q8_0_head, sign_bit
 
 F32_MAX = torch.finfo(torch.float32).max
 
@@ -58,6 +58,16 @@ def test_fp8_ds_mla_row_equals_its_definition(rank, rope):
     rope_key = torch.stack([hard_values(64, 100 + seed)[:rope] for seed in range(4)])
     rows = row_format("fp8_ds_mla", rank, rope).quantize(latent, rope_key)
     assert [bytes(r) for r in rows.tolist()] == [fp8_ds_mla_row(a, b) for a, b in zip(latent.tolist(), rope_key.tolist())]
+
+
+@pytest.mark.parametrize("bits", [4, 3, 2])
+@pytest.mark.parametrize("rank, rope", [(512, 64), (32, 16), (144, 6)])
+def test_integer_rows_equal_their_definition(bits, rank, rope):
+    latent = torch.stack([hard_values(rank, seed) for seed in range(4)])
+    latent[3] = latent[3].sign() * 2.0**-130  # below the smallest scale
+    rope_key = torch.stack([hard_values(64, 100 + seed)[:rope] for seed in range(4)])
+    rows = row_format(f"int{bits}", rank, rope).quantize(latent, rope_key)
+    assert [bytes(r) for r in rows.tolist()] == [int_row(bits, a, b) for a, b in zip(latent.tolist(), rope_key.tolist())]
 
 
 @pytest.mark.parametrize("name, reference", [("nvfp4", nvfp4_head), ("q8_0", q8_0_head), ("q4_0", q4_0_head)])
@@ -115,6 +125,7 @@ def relative_mse(x: torch.Tensor, back: torch.Tensor) -> float:
 
 @pytest.mark.parametrize("name, sigma, expected", [
     ("nvfp4_fp8_ds_mla", 1.0, 0.0100), ("nvfp4_fp8_ds_mla", 0.01, 0.0127), ("nvfp4_fp8_ds_mla", 0.001, 0.0795), ("fp8", 1.0, 7.0e-4),
+    ("int4", 1.0, 0.0181), ("int4", 1e-3, 0.0181), ("int3", 1.0, 0.0984), ("int2", 1.0, 0.705),
 ])
 def test_error_of_the_latent(name, sigma, expected):
     torch.manual_seed(0)

@@ -15,7 +15,7 @@ from typing import Callable
 import torch
 from torch import Tensor
 
-from minengine.arithmetic import FP8_DS_MLA_GROUP, Q_BLOCK, head_row_bytes, indexer_bytes, row_bytes
+from minengine.arithmetic import FP8_DS_MLA_GROUP, INT_BITS, Q_BLOCK, head_row_bytes, indexer_bytes, row_bytes
 from minkernels.fp4 import E4M3_MAX, GROUP, e4m3_decode, e4m3_encode, nvfp4_dequantize, nvfp4_quantize
 from minkernels.rows import pack_row, unpack_row
 
@@ -94,6 +94,9 @@ def row_format(name: str, kv_lora_rank: int = 512, qk_rope_head_dim: int = 64) -
         return _whole_row(name, nbytes, widths)
     if name == "fp8_ds_mla":
         return RowFormat(name, nbytes, widths, torch.uint8, nbytes, _pack_fp8_ds_mla, partial(_unpack_fp8_ds_mla, tuple(row.parts.values())))
+    if name in INT_BITS:
+        pack, unpack = partial(_pack_int, INT_BITS[name]), partial(_unpack_int, INT_BITS[name], tuple(row.parts.values()))
+        return RowFormat(name, nbytes, widths, torch.uint8, nbytes, pack, unpack)
     return RowFormat(name, nbytes, widths, torch.uint8, nbytes, pack_row, lambda rows, dtype: unpack_row(rows, *widths, dtype))
 
 
@@ -165,6 +168,26 @@ def _unpack_fp8_ds_mla(parts: tuple[int, int, int], rows: Tensor, dtype: torch.d
     latent, scales, rope = rows.split(parts, dim=-1)
     scale = _from_bytes(scales, torch.float32).repeat_interleave(FP8_DS_MLA_GROUP, dim=-1)[..., : latent.shape[-1]]
     return _store(e4m3_decode(latent) * scale, dtype), _store(_from_bytes(rope, torch.bfloat16), dtype)
+
+
+# --- int4, int3, int2: one FP32 scale a row, BF16 rope -------------------------------------------------------
+
+def _pack_int(bits: int, latent: Tensor, rope: Tensor) -> Tensor:
+    """scale = amax / (2^(bits-1) - 1); a value is stored as round(value / scale) plus that divisor, 8 values in `bits` bytes, lowest bits first."""
+    most = 2 ** (bits - 1) - 1
+    latent = _finite(latent)
+    scale = latent.abs().amax(-1, keepdim=True).div_(most).clamp_(min=FLOAT_TINY)  # (..., 1)
+    codes = (latent / scale).round_().clamp_(-most, most).long() + most
+    words = (_groups(codes, 8) << torch.arange(0, 8 * bits, bits, device=codes.device)).sum(-1, keepdim=True)  # (..., R/8, 1)
+    packed = (words >> torch.arange(0, 8 * bits, 8, device=codes.device) & 255).to(torch.uint8).flatten(-2)
+    return torch.cat((packed, _as_bytes(scale), _as_bytes(_store(rope, torch.bfloat16))), dim=-1)
+
+
+def _unpack_int(bits: int, parts: tuple[int, int, int], rows: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    latent, scale, rope = rows.split(parts, dim=-1)
+    words = (_groups(latent, bits).long() << torch.arange(0, 8 * bits, 8, device=rows.device)).sum(-1, keepdim=True)  # (..., R/8, 1)
+    codes = (words >> torch.arange(0, 8 * bits, bits, device=rows.device) & 2**bits - 1).flatten(-2) - (2 ** (bits - 1) - 1)
+    return _store(codes * _from_bytes(scale, torch.float32), dtype), _store(_from_bytes(rope, torch.bfloat16), dtype)
 
 
 # --- grouped heads in groups with a scale: (..., n) values <-> (..., bytes) --------------------------------
