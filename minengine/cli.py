@@ -1,9 +1,10 @@
-"""`minengine generate | chat | doctor`: the engine from a terminal. Errors go to stderr in one sentence, exit code 2."""
+"""`minengine generate | chat | doctor | train-mini`: the engine from a terminal. Errors go to stderr in one sentence, exit code 2."""
 from __future__ import annotations
 
 import argparse
 import sys
 from dataclasses import fields
+from pathlib import Path
 from typing import Any, Sequence
 
 from .config import ConfigError, EngineArgs
@@ -34,6 +35,8 @@ def _parser() -> argparse.ArgumentParser:
     generate = commands.add_parser("generate", help="continue one or more prompts")
     generate.add_argument("prompt", nargs="+", help="a prompt; several are served together")
     generate.add_argument("--chat", action="store_true", help="send each prompt through the model's chat template")
+    generate.add_argument("--zero-kv-cache", action="store_true",
+                          help="an experiment: read each prompt, overwrite its cached rows with zeros, then answer from what is left")
     _add_options(generate, max_tokens=64, temperature=0.0)
     generate.set_defaults(run=_generate)
 
@@ -44,6 +47,11 @@ def _parser() -> argparse.ArgumentParser:
 
     doctor = commands.add_parser("doctor", help="say what this machine can run, and how to mend what it cannot")
     doctor.set_defaults(run=_doctor)
+
+    train = commands.add_parser("train-mini", help="train glm-mini from its seed, measure it through the engine and write its model card")
+    train.add_argument("--out", type=Path, default=Path("glm-mini"), help="folder for the model, its log and the state to resume from (default: glm-mini)")
+    train.add_argument("--restart", action="store_true", help="start anew even if the folder holds an unfinished training")
+    train.set_defaults(run=_train_mini)
     return parser
 
 
@@ -90,6 +98,8 @@ def _generate(args: argparse.Namespace) -> int:
     params = _params(args)
     llm = _llm(args)
     prompts = [llm.chat_prompt([{"role": "user", "content": p}]) for p in args.prompt] if args.chat else args.prompt
+    if args.zero_kv_cache:
+        _forget(llm, prompts)
     failed = 0
     for prompt, out in zip(args.prompt, llm.generate(prompts, params)):
         print(out.outputs[0].text if args.chat else prompt + out.outputs[0].text)
@@ -98,6 +108,15 @@ def _generate(args: argparse.Namespace) -> int:
             print(f"minengine: {out.error}", file=sys.stderr)
         print(f"[{_summary(out)}]", file=sys.stderr)
     return failed
+
+
+def _forget(llm, prompts: Sequence[Any]) -> None:
+    """Fill the cache with the prompts, then make its rows zeros; the prefix cache will serve those."""
+    for out in llm.generate(prompts, SamplingParams(max_tokens=1, temperature=0.0)):
+        if len(out.prompt_token_ids) <= llm.kv_cache.block_size:
+            raise RequestError(f"--zero-kv-cache: a prompt of {len(out.prompt_token_ids)} tokens leaves no full block of {llm.kv_cache.block_size} "
+                               "in the cache; use a longer prompt or --block-size 16")
+    llm.zero_kv_cache()
 
 
 def _chat(args: argparse.Namespace) -> int:
@@ -130,6 +149,13 @@ def _chat(args: argparse.Namespace) -> int:
             messages.pop()
             continue
         messages.append({"role": "assistant", "content": answer})
+    return 0
+
+
+def _train_mini(args: argparse.Namespace) -> int:
+    from .train.mini import train_mini
+
+    train_mini(args.out, resume=not args.restart)
     return 0
 
 

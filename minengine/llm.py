@@ -116,6 +116,14 @@ class LLM:
         """Forget all cached prefixes."""
         self.llm_engine.reset_prefix_cache()
 
+    def zero_kv_cache(self) -> None:
+        """Overwrite every cached row with zeros, and let the prefix cache go on serving them.
+
+        An experiment, not a service: what the model still answers after it was not in the cache. `reset_prefix_cache`
+        makes the rows count again.
+        """
+        self.llm_engine.kv.zero_()
+
     @property
     def kv_cache(self) -> CacheInfo:
         engine = self.llm_engine

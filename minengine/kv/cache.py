@@ -69,6 +69,17 @@ class KVCache:
     def nbytes(self) -> int:
         return self.kv_layout.nbytes
 
+    def zero_(self) -> None:
+        """Overwrite every row and indexer key with zero bytes."""
+        self.storage.zero_()
+
+    def row(self, layer: int, slot: int, head: int = 0) -> Tensor:
+        """The stored bytes of one token in one layer and head, as a view: (row_bytes,) uint8."""
+        block, offset = divmod(slot, self.block_size)
+        strides = self.kv_layout.strides
+        start = self.kv_layout.offset + layer * strides[0] + block * strides[1] + head * strides[2] + offset * strides[3]
+        return self.storage[start : start + self.fmt.nbytes]
+
     def write(self, layer: int, slots: Tensor, a: Tensor, b: Tensor) -> None:
         """slots (T,) int64, a (T, H, wa), b (T, H, wb): quantise and store."""
         self._pages[layer].write(slots, self.fmt.quantize(a, b))

