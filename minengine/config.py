@@ -180,7 +180,8 @@ def cache_fields(hf: Mapping[str, Any]) -> dict[str, int]:
     kinds = hf.get("layer_types") or []
     for kind in kinds if isinstance(kinds, (list, tuple)) else [kinds]:
         if kind not in ROW_LAYERS:
-            raise ConfigError(f"config.json: field 'layer_types' has {_shown(kind)}, which keeps no row of every token; take a model without such layers")
+            raise ConfigError(f"config.json: field 'layer_types' has {_shown(kind)}, which keeps no row of every token; "
+                              "take a model without such layers")
     window = _count(hf, "sliding_window", 0, 0)
     if 0 < window < _count(hf, "max_position_embeddings", 0, 0) and hf.get("use_sliding_window") is not False:
         raise ConfigError(f"config.json: field 'sliding_window' is {window}, so older rows are dropped; take a model that keeps every token")
@@ -195,7 +196,8 @@ def cache_fields(hf: Mapping[str, Any]) -> dict[str, int]:
     else:
         width = _count(hf, "head_dim")
     if _count(hf, "v_head_dim", width, 0) != width:
-        raise ConfigError(f"config.json: field 'v_head_dim' is {hf['v_head_dim']} beside keys of {width}; take a model whose keys and values are equally wide")
+        raise ConfigError(f"config.json: field 'v_head_dim' is {hf['v_head_dim']} beside keys of {width}; "
+                          "take a model whose keys and values are equally wide")
     return {"num_hidden_layers": layers, "num_key_value_heads": heads, "head_dim": width}
 
 

@@ -60,8 +60,9 @@ class Watched:
 
     def open(self, url):
         self.page.goto(url, wait_until="load")
-        self.page.wait_for_function("() => [...document.querySelectorAll('figure.minfigure')].every((f) => f.querySelector('.main-svg'))", timeout=20_000)
-        self.page.wait_for_function("() => [...document.querySelectorAll('.minwidget')].every((w) => w.dataset.state)", timeout=20_000)
+        for drawn in ("[...document.querySelectorAll('figure.minfigure')].every((figure) => figure.querySelector('.main-svg'))",
+                      "[...document.querySelectorAll('.minwidget')].every((widget) => widget.dataset.state)"):
+            self.page.wait_for_function(f"() => {drawn}", timeout=20_000)
         return self.page
 
     def __enter__(self):

@@ -49,7 +49,8 @@ def test_what_a_config_leaves_in_the_cache(config, kv_cache_dtype, row, heads, t
 def test_indexers_may_be_listed_or_follow_from_the_rule():
     small = {**GLM_5_3, "num_hidden_layers": 5}
     assert [kv_row({**small, **how}, "fp8").indexer_layers for how in (
-        {}, {"indexer_types": ["full", "shared", "shared", "full", "shared"]}, {"index_topk_pattern": "FSSSS"}, {"index_topk_freq": 0}, {"index_head_dim": None},
+        {}, {"indexer_types": ["full", "shared", "shared", "full", "shared"]}, {"index_topk_pattern": "FSSSS"}, {"index_topk_freq": 0},
+        {"index_head_dim": None},
     )] == [3, 2, 1, 5, 0]
 
 

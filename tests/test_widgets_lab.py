@@ -47,7 +47,8 @@ def lab(tmp_path_factory):
         "JUPYTERLAB_WORKSPACES_DIR": str(home / "workspaces"), "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "widgets")]),
     }
     command = [
-        sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", f"--ServerApp.port={port}", "--ServerApp.port_retries=0", "--ServerApp.ip=127.0.0.1",
+        sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root",
+        "--ServerApp.ip=127.0.0.1", f"--ServerApp.port={port}", "--ServerApp.port_retries=0",
         "--IdentityProvider.token=", "--ServerApp.password=", f"--ServerApp.root_dir={home / 'notebooks'}", "--LabApp.expose_app_in_browser=True",
         "--LabApp.extension_manager=readonly", "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
     ]
@@ -91,7 +92,8 @@ def test_python_and_the_page_change_each_other(browser, lab):  # noqa: F811
             return page.evaluate(IN_KERNEL, [code, expression])
 
         def wait_for_stats(*texts):
-            page.wait_for_function("(texts) => [...document.querySelectorAll('.rb-stat')].map((it) => it.innerText).join() === texts", arg=",".join(texts))
+            shown = "[...document.querySelectorAll('.rb-stat')].map((it) => it.innerText).join()"
+            page.wait_for_function(f"(texts) => {shown} === texts", arg=",".join(texts))
 
         # Python -> page
         assert kernel("widget.kv_cache_dtype = 'fp8'", "widget.numbers.sessions_held") == "7"

@@ -46,7 +46,8 @@ class WidgetMime:
             return None
         view = myst_nb_render.sanitize_script_content(json.dumps(data.content))
         words = data.output_metadata.get(data.mime_type, {}).get("minwidget", "An interactive widget.")
-        return [nodes.raw("", f'<div {WIDGET}><script type="{data.mime_type}">{view}</script><p>{html.escape(words)}</p></div>', format="html")]
+        place = f'<div {WIDGET}><script type="{data.mime_type}">{view}</script><p>{html.escape(words)}</p></div>'
+        return [nodes.raw("", place, format="html")]
 
 
 def trim_page(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:

@@ -16,7 +16,8 @@ const STEP = { kv_lora_rank: 16, head_dim: 16, index_head_dim: 16, qk_rope_head_
 const SLIDERS = { tokens: [1000, 1_000_000, 1000], kv_cache_memory_bytes: [1, 400, 1] }; // least, most, step, as shown
 const ATTENTION = { mla: "MLA latent", gqa: "Grouped heads" };
 const CLOSEST = {
-  nvfp4_fp8_ds_mla: "nvfp4", int4: "nvfp4", int3: "nvfp4", int2: "nvfp4", fp8_ds_mla: "fp8", nvfp4: "nvfp4_fp8_ds_mla", q4_0: "nvfp4_fp8_ds_mla", q8_0: "fp8",
+  nvfp4_fp8_ds_mla: "nvfp4", int4: "nvfp4", int3: "nvfp4", int2: "nvfp4", fp8_ds_mla: "fp8",
+  nvfp4: "nvfp4_fp8_ds_mla", q4_0: "nvfp4_fp8_ds_mla", q8_0: "fp8",
 };
 const FIELDS = ["attention", "kv_cache_dtype", "model_name", ...Object.keys(LIMITS)];
 let made = 0; // widgets on this page: keeps the ids of two apart
@@ -82,7 +83,8 @@ function render({ model, el }) {
       input.addEventListener("change", () => pick(value));
       return [value, input, make("label", { class: "rb-chip" }, input, make("span", {}, text))];
     });
-    const set = make("fieldset", { class: "rb-choice" }, make("legend", {}, legend), make("div", { class: "rb-chips" }, ...inputs.map((entry) => entry[2])));
+    const chips = make("div", { class: "rb-chips" }, ...inputs.map((entry) => entry[2]));
+    const set = make("fieldset", { class: "rb-choice" }, make("legend", {}, legend), chips);
     const show = (chosen, allowed) => {
       for (const [value, input, chip] of inputs) {
         input.checked = value === chosen;
@@ -118,8 +120,10 @@ function render({ model, el }) {
   function number(field) {
     const [least, most] = LIMITS[field];
     const unit = shownUnit(field);
-    const input = make("input", { type: "number", id: `${id}-${field}`, min: unit > 1 ? 0 : least, max: most / unit, step: STEP[field] || (unit > 1 ? "any" : 1), inputmode: "decimal", "aria-describedby": `${id}-message` });
-    if (STEP[field]) input.min = 0;
+    const input = make("input", {
+      type: "number", id: `${id}-${field}`, inputmode: "decimal", "aria-describedby": `${id}-message`,
+      min: STEP[field] || unit > 1 ? 0 : least, max: most / unit, step: STEP[field] || (unit > 1 ? "any" : 1), // steps count from min
+    });
     input.addEventListener("input", () => take(field, input));
     const label = make("label", { for: input.id }, LABELS[field], " ", make("code", {}, field));
     const node = make("div", { class: "rb-field" }, label, input);
@@ -137,7 +141,8 @@ function render({ model, el }) {
   const load = make("div", { class: "rb-fields rb-wide" }, number("tokens"), number("kv_cache_memory_bytes"));
 
   // --- a pasted config.json
-  const box = make("textarea", { id: `${id}-config`, rows: 5, spellcheck: "false", placeholder: '{ "num_hidden_layers": 36, "num_key_value_heads": 8, "head_dim": 128, … }' });
+  const placeholder = '{ "num_hidden_layers": 36, "num_key_value_heads": 8, "head_dim": 128, … }';
+  const box = make("textarea", { id: `${id}-config`, rows: 5, spellcheck: "false", placeholder });
   const use = make("button", { type: "button", class: "rb-button" }, "Show its row");
   const said = make("p", { class: "rb-said", role: "status" });
   function read() {
@@ -170,17 +175,19 @@ function render({ model, el }) {
   function show(result, now) {
     frame.hidden = false;
     drawing.draw(result, now.kv_cache_dtype, Math.max(frame.clientWidth, 200));
-    const layers = now.num_hidden_layers;
     const heads = now.attention === "gqa" ? ` × ${thousands(now.num_key_value_heads)} heads` : "";
     stats.row.value.textContent = thousands(result.row);
     stats.row.detail.textContent = result.parts.map((part) => thousands(part.bytes)).join(" + ");
     stats.token.value.textContent = thousands(result.token);
-    stats.token.detail.textContent = `${thousands(layers)} layers${heads} × ${thousands(result.row)}${result.indexer ? ` + ${thousands(now.num_indexer_layers)} indexer keys × ${thousands(result.indexer)}` : ""}`;
+    const keys = result.indexer ? ` + ${thousands(now.num_indexer_layers)} indexer keys × ${thousands(result.indexer)}` : "";
+    stats.token.detail.textContent = `${thousands(now.num_hidden_layers)} layers${heads} × ${thousands(result.row)}${keys}`;
     stats.session.value.textContent = short(result.session);
-    stats.session.detail.textContent = `${thousands(result.session)} bytes${result.sessionIndexer ? `: rows ${short(result.sessionRows)}, indexer keys ${short(result.sessionIndexer)}` : ""}`;
+    const split = result.sessionIndexer ? `: rows ${short(result.sessionRows)}, indexer keys ${short(result.sessionIndexer)}` : "";
+    stats.session.detail.textContent = `${thousands(result.session)} bytes${split}`;
     stats.sessions.value.textContent = thousands(result.sessions);
     stats.sessions.detail.textContent = `${thousands(result.held)} tokens in ${thousands(now.kv_cache_memory_bytes / GB)} GB`;
-    live.textContent = `${thousands(result.row)} bytes a row, ${thousands(result.token)} a token, ${short(result.session)} a session, ${thousands(result.sessions)} sessions held.`;
+    live.textContent = `${thousands(result.row)} bytes a row, ${thousands(result.token)} a token, ${short(result.session)} a session, ` +
+      `${thousands(result.sessions)} sessions held.`;
   }
 
   function update() {
@@ -196,7 +203,8 @@ function render({ model, el }) {
       if (slider && slider.value !== text) slider.value = text;
       input.setAttribute("aria-invalid", drafts.has(field));
     }
-    heading.replaceChildren("One row of ", make("strong", {}, now.model_name || "this model"), now.attention === "gqa" ? ", one layer, one head" : ", one layer");
+    const of = now.attention === "gqa" ? ", one layer, one head" : ", one layer";
+    heading.replaceChildren("One row of ", make("strong", {}, now.model_name || "this model"), of);
     try {
       const draft = [...drafts].find(([field]) => !inputs[field].node.hidden);
       if (draft) throw new Error(draft[1]);

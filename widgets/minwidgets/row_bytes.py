@@ -94,7 +94,8 @@ class RowBytes(anywidget.AnyWidget):
         """
         fields = cache_fields(config)
         name = (config.get("architectures") or [config.get("model_type")])[0] or ""
-        return cls(**{"attention": "mla" if "kv_lora_rank" in fields else "gqa", "model_name": name, **fields, "kv_cache_dtype": kv_cache_dtype, **traits})
+        attention = "mla" if "kv_lora_rank" in fields else "gqa"
+        return cls(**{"attention": attention, "model_name": name, **fields, "kv_cache_dtype": kv_cache_dtype, **traits})
 
     @traitlets.validate(*LIMITS)
     def _within_limits(self, proposal: Any) -> int:

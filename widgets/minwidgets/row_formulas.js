@@ -37,7 +37,10 @@ function latentRow(format, rank, rope) {
   if (format === "nvfp4_fp8_ds_mla")
     return [part("latent", rank / 2, `${rank} E2M1`), part("rope", rope, `${rope} E4M3`), part("scales", rank / 16, `${rank / 16} E4M3`)];
   if (format in INT_BITS)
-    return [part("latent", (rank * INT_BITS[format]) / 8, `${rank} INT${INT_BITS[format]}`), part("scale", 4, "1 FP32"), part("rope", 2 * rope, `${rope} BF16`)];
+    return [
+      part("latent", (rank * INT_BITS[format]) / 8, `${rank} INT${INT_BITS[format]}`), part("scale", 4, "1 FP32"),
+      part("rope", 2 * rope, `${rope} BF16`),
+    ];
   const [width, values] = [WIDTH[format], VALUES[format]];
   return [part("latent", width * rank, `${rank} ${values}`), part("rope", width * rope, `${rope} ${values}`)];
 }
@@ -151,7 +154,9 @@ export function fromConfig(whole) {
   if (!absent(config.kv_lora_rank)) {
     const [rank, rope, width] = [count(config, "kv_lora_rank"), count(config, "qk_rope_head_dim"), count(config, "index_head_dim", 0, 0)];
     const indexers = width ? fullLayers(config, layers) : 0;
-    return { attention: "mla", num_hidden_layers: layers, kv_lora_rank: rank, qk_rope_head_dim: rope, num_indexer_layers: indexers, index_head_dim: width };
+    return {
+      attention: "mla", num_hidden_layers: layers, kv_lora_rank: rank, qk_rope_head_dim: rope, num_indexer_layers: indexers, index_head_dim: width,
+    };
   }
   const heads = count(config, absent(config.num_key_value_heads) ? "num_attention_heads" : "num_key_value_heads");
   let width;
@@ -160,7 +165,8 @@ export function fromConfig(whole) {
     width = Math.floor(count(config, "hidden_size", null, queries) / queries);
   } else width = count(config, "head_dim");
   if (count(config, "v_head_dim", width, 0) !== width)
-    throw new Error(`config.json: field 'v_head_dim' is ${config.v_head_dim} beside keys of ${width}; take a model whose keys and values are equally wide`);
+    throw new Error(`config.json: field 'v_head_dim' is ${config.v_head_dim} beside keys of ${width}; ` +
+      "take a model whose keys and values are equally wide");
   return { attention: "gqa", num_hidden_layers: layers, num_key_value_heads: heads, head_dim: width };
 }
 
