@@ -50,8 +50,8 @@ def test_indexers_may_be_listed_or_follow_from_the_rule():
     small = {**GLM_5_3, "num_hidden_layers": 5}
     assert [kv_row({**small, **how}, "fp8").indexer_layers for how in (
         {}, {"indexer_types": ["full", "shared", "shared", "full", "shared"]}, {"index_topk_pattern": "FSSSS"}, {"index_topk_freq": 0},
-        {"index_head_dim": None},
-    )] == [3, 2, 1, 5, 0]
+        {"index_skip_topk_offset": None}, {"index_head_dim": None},
+    )] == [3, 2, 1, 5, 2, 0]
 
 
 @pytest.mark.parametrize(
