@@ -16,6 +16,7 @@ _HOME = {
     "RequestOutput": "request",
     "RequestError": "request",
     "list_models": "model.weights",
+    "check": "exercises",
 }
 
 __all__ = ["__version__", *_HOME]

@@ -8,7 +8,6 @@ import pytest
 import yaml
 
 from minengine import arithmetic
-from minengine.check import WrongAnswer, check_function, check_value
 from minengine.claims import ClaimError, claims_table, derive, digits, read_claims
 from minengine.workload import traces
 
@@ -196,29 +195,3 @@ def test_the_table_of_claims_shows_both_values_with_their_labels(claims):
     table = claims_table(claims, [("c66_naive_tok_s", "6,666", "reasoned"), ("set_hit", "0.95", "measured")])
     assert table.splitlines()[2].endswith("| 6,666 tok/s (reasoned) | 6,666 (reasoned) |")
     assert "| 0.93 to 0.96 of the blocks (measured) | 0.95 (measured) |" in table
-
-
-# --- exercises that check themselves ----------------------------------------------------------------------
-
-def test_check_value_says_which_way_and_gives_the_hint(capsys):
-    check_value(23.8, 2400 / 101, hint="h")
-    assert capsys.readouterr().out == "Right: 23.8.\n"
-    for answer, word in ((66, "too large"), (1.0, "too small")):
-        with pytest.raises(WrongAnswer, match=f"{word}. Divide") as caught:
-            check_value(answer, 2400 / 101, hint="Divide.")
-        assert "23.7" not in str(caught.value)  # the answer is not given away
-    with pytest.raises(WrongAnswer, match="not a number"):
-        check_value("24", 24, hint="h")
-
-
-def test_check_function_stops_at_the_first_difference(capsys):
-    check_function(lambda n: n + n, lambda n: 2 * n, [(1,), (2,)], hint="h")
-    assert capsys.readouterr().out == "Right, in all 2 cases.\n"
-
-    def square(n):
-        return n * n
-
-    with pytest.raises(WrongAnswer, match=r"square\(3\) gives 9, and that is not it. Twice."):
-        check_function(square, lambda n: 2 * n, [(2,), (3,)], hint="Twice.")
-    with pytest.raises(ValueError, match="cases: is empty"):
-        check_function(square, square, [], hint="h")

@@ -1,0 +1,176 @@
+"""Exercises accept every right answer, refuse the wrong ones that readers give, and never give the solution away."""
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from minengine import check
+from minengine.exercises import Function, Number, UnknownExercise, WrongAnswer, known
+from minengine.exercises.kinds import same
+from minengine.workload import traces
+
+ROOT = Path(__file__).resolve().parents[1]
+CHAPTERS = {path.stem[:2]: path.read_text(encoding="utf-8") for path in sorted((ROOT / "chapters").glob("[0-9][0-9]-*.md"))}
+
+
+def hits_of_the_last_turn(agent):
+    result, before = [], ()
+    for request in agent:
+        shared = 0
+        while shared < min(len(before), len(request.hash_ids)) and before[shared] == request.hash_ids[shared]:
+            shared += 1
+        result.append(shared)
+        before = request.hash_ids
+    return result
+
+
+def ideal_hits(agent):
+    return list(traces.leading_hits(agent))
+
+
+def common_blocks(agent):
+    return [0] + [len(set(a.hash_ids) & set(b.hash_ids)) for a, b in zip(agent, agent[1:])]
+
+
+def batches(lengths, places):
+    """(static, continuous) steps."""
+    free_at = [0] * places
+    for length in lengths:
+        free_at[free_at.index(min(free_at))] += length
+    return sum(max(lengths[i:i + places]) for i in range(0, len(lengths), places)), max(free_at)
+
+
+def balanced(lengths, places):
+    return batches(lengths, places)[0], -(-sum(lengths) // places)
+
+
+def longest_first(lengths, places):
+    return batches(lengths, places)[0], batches(sorted(lengths, reverse=True), places)[1]
+
+
+RIGHT = {
+    "ch01.ex1": lambda latency, ttft, n: (n - 1) * latency / (n * (latency - ttft)),
+    "ch01.ex3": hits_of_the_last_turn,
+    "ch02.ex1": batches,
+    "ch02.ex2": lambda prompt, answer: prompt + answer - 1,
+}
+WRONG = {
+    "ch01.ex1": [lambda latency, ttft, n: n / (latency - ttft) / (n / latency),  # n gaps instead of n - 1
+                 lambda latency, ttft, n: n * (latency - ttft) / ((n - 1) * latency),  # the inverse
+                 lambda latency, ttft, n: (n - 1) / (latency - ttft)],  # the speed, not the ratio
+    "ch01.ex2": [0.0, 1e6, -1, True, None, "5", float("nan"), float("inf")],
+    "ch01.ex3": [ideal_hits, common_blocks, lambda agent: hits_of_the_last_turn(agent)[1:], lambda agent: [0] * len(agent)],
+    "ch02.ex1": [balanced, longest_first, lambda lengths, places: (max(lengths), batches(lengths, places)[1]),
+                 lambda lengths, places: batches(lengths, places)[::-1]],
+    "ch02.ex2": [lambda prompt, answer: prompt + answer, lambda prompt, answer: prompt + answer - 2, lambda prompt, answer: prompt,
+                 lambda prompt, answer: -(-(prompt + answer - 1) // 64) * 64],
+}
+
+
+@pytest.mark.parametrize("name", sorted(RIGHT))
+def test_a_right_answer_is_right(name, capsys):
+    check(name, RIGHT[name])
+    assert re.fullmatch(r"Right, in all \d{2,} cases\.\n", capsys.readouterr().out)
+
+
+def test_a_cap_between_too_small_and_too_large_gives_the_share(capsys):
+    low, high = 0.0, 1000.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        try:
+            check("ch01.ex2", middle)
+            break
+        except WrongAnswer as error:
+            low, high = (middle, high) if "it is too large" in str(error) else (low, middle)
+    assert capsys.readouterr().out == f"Right: {middle:.4g}.\n"
+
+
+@pytest.mark.parametrize("name, answer", [pytest.param(name, answer, id=f"{name}-{i}") for name, answers in WRONG.items() for i, answer in enumerate(answers)])
+def test_a_wrong_answer_gets_a_hint(name, answer, capsys):
+    with pytest.raises(WrongAnswer) as caught:
+        check(name, answer)
+    chapter, number = name.split(".")
+    exercise = sys.modules[f"minengine.exercises.{chapter}"].EXERCISES[number]
+    assert exercise.hint in str(caught.value) and not capsys.readouterr().out
+
+
+def test_every_exercise_has_wrong_answers_and_stands_in_its_chapter():
+    assert set(known()) == set(WRONG)
+    for name in known():
+        text = CHAPTERS[name[2:4]]
+        assert f'check("{name}", ' in re.sub(r"^```\{solution-start\}.*?^```\{solution-end\}", "", text, flags=re.MULTILINE | re.DOTALL), "the task names it"
+    said = {name for text in CHAPTERS.values() for name in re.findall(r'check\("(ch\d\d\.ex\d+)"', text)}
+    assert said <= set(known())
+
+
+def test_the_folded_solutions_of_the_chapters_call_check():
+    for chapter, text in CHAPTERS.items():
+        solutions = "\n".join(re.findall(r"^```\{solution-start\}.*?^```\{solution-end\}", text, flags=re.MULTILINE | re.DOTALL))
+        for name in known():
+            if name.startswith(f"ch{chapter}."):
+                assert f'check("{name}", ' in solutions, name
+
+
+@pytest.mark.parametrize("name", ["ch01.ex9", "ch77.ex1", "row", "", None, "kinds.ex1"])
+def test_an_unknown_exercise_lists_the_known_ones(name):
+    with pytest.raises(UnknownExercise, match="ch01.ex1, ch01.ex2, ch01.ex3, ch02.ex1"):
+        check(name, 1)
+
+
+def test_a_number_says_which_way_and_keeps_the_solution(capsys):
+    number = Number(value=lambda: 2400 / 101, hint="Divide.")
+    assert number.check(23.8, "x") == "Right: 23.8."
+    for answer, word in ((66, "66 is too large"), (1.0, "1 is too small")):
+        with pytest.raises(WrongAnswer, match=f"{word}. Divide.") as caught:
+            number.check(answer, "x")
+        assert "23.7" not in str(caught.value)
+    with pytest.raises(WrongAnswer, match="a finite number is asked for. Divide."):
+        number.check("24", "x")
+
+
+def test_a_function_stops_at_the_first_difference_and_repeats_its_draws():
+    drawn = []
+    twice = Function(reference=lambda n: drawn.append(n) or 2 * n, draw=lambda random: (random.randint(3, 10**6),), hint="Twice.", corners=((2,),), tries=5)
+
+    def square(n):
+        return n * n
+
+    for _ in range(2):
+        with pytest.raises(WrongAnswer, match=r"square\(\d+\) gives \d+, and that is not it. Twice.") as caught:
+            twice.check(square, "seed")
+        assert str(2 * drawn[-1]) not in str(caught.value)
+    assert drawn[0] == drawn[2] == 2 and drawn[1] == drawn[3] and len(drawn) == 4
+    assert twice.check(lambda n: n + n, "seed") == "Right, in all 6 cases."
+    with pytest.raises(WrongAnswer, match=r"hand it over without calling it. Twice."):
+        twice.check(4, "seed")
+    with pytest.raises(WrongAnswer, match=r"<lambda>\(2\) ends with ZeroDivisionError: .*. Twice."):
+        twice.check(lambda n: n // 0, "seed")
+
+
+def test_long_arguments_are_cut_in_messages():
+    with pytest.raises(WrongAnswer) as caught:
+        check("ch01.ex3", lambda agent: None)
+    assert len(str(caught.value)) < 600
+
+
+@pytest.mark.parametrize("got, wanted, equal", [
+    (2, 2, True), (2.0, 2, True), (3, 2, False), (True, 1, False), (None, 2, False), ("2", 2, False), (0.1 + 0.2, 0.3, True), (0.3001, 0.3, False),
+    ([1, 2], (1, 2), True), ([1], (1, 2), False), ([1, 3], (1, 2), False), (1, (1,), False), ([0.1 + 0.2], [0.3], True),
+])
+def test_what_counts_as_the_same(got, wanted, equal):
+    assert same(got, wanted) is equal
+
+
+def test_check_costs_nothing_until_it_is_used():
+    code = "import sys, minengine; from minengine import check; check.__doc__; import minengine.exercises; print('torch' in sys.modules, 'yaml' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout == "False False\n"
+
+
+def test_the_files_hold_exercises_only_where_chapters_are():
+    files = sorted((ROOT / "minengine/exercises").glob("ch*.py"))
+    assert {file.stem for file in files} == {name.split(".")[0] for name in known()}
+    for file in files:
+        assert ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))).startswith("Exercises of ")
