@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from bookkit import assets
 from bookkit.inputs import Inputs
@@ -20,7 +21,9 @@ FILES = {
     "kernels/minkernels/__init__.py": "def pack(): ...\n",
     "widgets/minwidgets/__init__.py": "",
     "chapters/a.md": "# A\n",
-    "book/claims.yml": "row: 352\n",
+    "book/claims.yml": yaml.safe_dump({"rows": [{"id": "row_ratio", "value": 1.6, "source": "s", "formula": "row_fp8 / 352"},
+                                                {"id": "row_fp8", "value": 576, "source": "s"}, {"id": "other", "value": 1, "source": "s"}]}),
+    "book/results/gpu.json": "{}\n",
     "../shared/data/t.json": "[]",
 }
 
@@ -54,7 +57,9 @@ def test_a_chapter_depends_on_the_packages_it_mentions_and_on_theirs(checkout):
         ("widgets/minwidgets/__init__.py", "import minwidgets", True),
         ("minengine/rows.py", "import minwidgets", False),
         ("../shared/data/t.json", "import minengine", True),
-        ("book/claims.yml", "import minengine", True),
+        ("book/claims.yml", "import minengine", False),  # a comment, or a claim that it does not mention
+        ("book/results/gpu.json", "import minengine", False),
+        ("book/results/gpu.json", "from minengine.results import read_results", True),
         ("minengine/rows.py", "x = 1", False),
         ("constraints.txt", "x = 1", True),
         ("chapters/a.md", "import minengine", False),
@@ -64,6 +69,19 @@ def test_an_edit_changes_the_key_of_the_chapters_that_depend_on_it(checkout, edi
     before = Inputs(checkout).key(code)
     path = checkout / edited
     path.write_text(path.read_text() + "\n")
+    assert (Inputs(checkout).key(code) != before) == runs_again
+
+
+@pytest.mark.parametrize("claim, field, runs_again", [
+    ("row_ratio", "value", True), ("row_ratio", "formula", True), ("row_ratio", "source", False), ("row_fp8", "value", True), ("other", "value", False),
+])
+def test_of_the_claims_only_those_that_a_cell_mentions_count_and_those_they_come_from(checkout, claim, field, runs_again):
+    code = "from minengine.claims import read_claims\nread_claims()['row_ratio']"
+    before = Inputs(checkout).key(code)
+    path = checkout / "book/claims.yml"
+    registry = yaml.safe_load(path.read_text())
+    next(row for row in registry["rows"] if row["id"] == claim)[field] = "9"
+    path.write_text(yaml.safe_dump(registry))
     assert (Inputs(checkout).key(code) != before) == runs_again
 
 

@@ -133,8 +133,8 @@ def test_the_first_chapter_also_runs_on_the_shipped_traces(monkeypatch, tmp_path
 # --- the registry -----------------------------------------------------------------------------------------
 
 def test_every_derived_claim_comes_out_to_the_digits_it_was_stated_with(claims):
-    derived = [claim for claim in claims.values() if claim.formula]
-    assert len(derived) >= 6
+    derived = [claim for claim in claims.values() if claim.book == "derive"]
+    assert len(derived) >= 50
     for claim in derived:
         assert round(derive(claims, claim.id), digits(claim.value)) == claim.value, claim.id
 
@@ -144,16 +144,20 @@ def test_in_flight_is_derived_from_the_two_reported_speeds(claims):
     assert arithmetic.share(derive(claims, "c66_in_flight"), claims["c66_sessions"].value) == pytest.approx(derive(claims, "c66_in_flight_share"))
 
 
-def test_every_claim_is_checked_by_a_chapter_that_exists(claims):
+def test_a_claims_chapters_exist(claims):
     there = {int(chapter.stem[:2]) for chapter in CHAPTERS}
     for claim in claims.values():
-        assert claim.chapters and set(claim.chapters) <= there, claim.id
+        assert set(claim.chapters) <= there, claim.id
 
 
 @pytest.mark.parametrize("change, message", [
     ({"label": None}, "field 'label': is None; use one of reported"),
     ({"book": "guess"}, "field 'book': is 'guess'"),
-    ({"formula": None}, "field 'formula': is unknown|field 'formula': belongs to book: derive"),
+    ({"formula": None}, "field 'formula': belongs to book: derive"),
+    ({"book": "derive"}, "field 'formula': belongs to book: derive"),
+    ({"book": "open"}, "field 'reason': is missing"),
+    ({"value": [3, 2, 1]}, "field 'value': a list is a pair"),
+    ({"value": [2, 1]}, "field 'value': a list is a pair"),
     ({"colour": "red"}, "field 'colour': is unknown"),
     ({"id": "b"}, "claim 'b', field 'id': is used twice"),
 ])

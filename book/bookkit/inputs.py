@@ -2,25 +2,33 @@
 
 jupyter-cache looks at the cells alone, so an edited engine would leave old numbers in the book. Here a
 notebook's key also covers every first-party package its cells mention, whatever that package imports in
-turn, the data, the lock and the Python version. Prose and presentation tags are not in it.
+turn, the data, the lock and the Python version. Of the claims registry it covers the claims whose ids the cells
+mention, so cells take claims by id and never go through all of them; and of stored results all, for a chapter that
+reads some. Prose and presentation tags are not in it.
 """
 from __future__ import annotations
 
 import ast
 import hashlib
+import json
 import os
 import re
 import sys
 from functools import cached_property
 from pathlib import Path
-from typing import Iterable, Iterator
+from typing import Any, Iterable, Iterator
+
+import yaml
 
 __all__ = ["Inputs", "ROOT"]
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = {"minengine": "minengine", "minkernels": "kernels/minkernels", "minwidgets": "widgets/minwidgets"}
-DATA = ("book/claims.yml", "../shared/data")  # the claims registry; real traces, where the checkout has them beside it
+DATA = ("../shared/data",)  # real traces, where the checkout has them beside it
 TRACES = "MINENGINE_TRACES"  # or in the folder that this variable names
+CLAIMS = "book/claims.yml"
+SEEN = ("value", "unit", "label", "book", "what", "formula")  # the fields of a claim that a cell can show or compute with
+RESULTS, READS_RESULTS = "book/results", re.compile(r"\bread_results\b")
 LOCK = "constraints.txt"
 BOOK = ("_config.yml", "_toc.yml", "index.md", "chapters", "book", *PACKAGES.values(), LOCK)
 SKIP = {"__pycache__", "node_modules", ".ipynb_checkpoints", ".pytest_cache"}
@@ -38,7 +46,9 @@ class Inputs:
         used = self.packages_used(code)
         parts += [f"{name} {self._hash([PACKAGES[name]])}" for name in sorted(used)]
         if used:
-            parts.append(f"data {self._data}")
+            parts += [f"data {self._data}", f"claims {self._claims_of(code)}"]
+        if READS_RESULTS.search(code):
+            parts.append(f"results {self._hash([RESULTS])}")
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
     def packages_used(self, code: str) -> set[str]:
@@ -51,6 +61,17 @@ class Inputs:
             queue += new
         return found
 
+    def _claims_of(self, code: str) -> str:
+        """What `code` can see of the claims that it mentions and of those that their formulas are made from."""
+        names = re.compile(r"\w+")
+        found = self._claims.keys() & set(names.findall(code))
+        queue = list(found)
+        while queue:
+            new = self._claims.keys() & set(names.findall(str(self._claims[queue.pop()].get("formula", "")))) - found
+            found |= new
+            queue += new
+        return json.dumps([[name, *(self._claims[name].get(field) for field in SEEN)] for name in sorted(found)])
+
     def site(self) -> str:
         """Hash of everything the built site is made from."""
         return hashlib.sha256("\n".join([sys.version, self._hash(BOOK), self._data]).encode()).hexdigest()
@@ -59,6 +80,12 @@ class Inputs:
     def _imports(self) -> dict[str, set[str]]:
         return {name: {top for file in self._files(folder) if file.suffix == ".py" for top in _imported(file)} & set(PACKAGES)
                 for name, folder in PACKAGES.items()}
+
+    @cached_property
+    def _claims(self) -> dict[str, dict[str, Any]]:
+        path = self.root / CLAIMS
+        sections = yaml.safe_load(path.read_text(encoding="utf8")) if path.is_file() else None
+        return {row["id"]: row for rows in (sections or {}).values() for row in rows}
 
     @cached_property
     def _data(self) -> str:
