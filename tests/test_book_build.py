@@ -181,8 +181,10 @@ def test_a_small_book_from_first_build_to_failing_chapter(tmp_path):
     shutil.copyfile(ROOT / "_config.yml", root / "_config.yml")
     shutil.copytree(ROOT / "widgets", root / "widgets")
     (root / "constraints.txt").write_text("")
-    (root / "minengine").mkdir()
+    (root / "minengine/simulate").mkdir(parents=True)
     (root / "minengine/__init__.py").write_text("size = 352\n")
+    for name in ("__init__", "answer", "timeline"):  # what pages may run
+        (root / f"minengine/simulate/{name}.py").touch()
     (root / "_toc.yml").write_text("format: jb-book\nroot: index\nchapters:\n- file: chapters/rows\n- file: chapters/plain\n")
     (root / "index.md").write_text("# Small\n\nA formula: $x^2$.\n")
     (root / "chapters").mkdir()

@@ -196,7 +196,7 @@ def test_limits_and_formats_are_the_same_in_the_page():
     assert limits == LIMITS and formats == {"mla": LATENT_DTYPES, "gqa": HEAD_DTYPES}
 
 
-def test_the_package_offers_its_widget_and_nothing_else():
-    assert minwidgets.__all__ == ["RowBytes"] and minwidgets.RowBytes is RowBytes
+def test_the_package_offers_its_widgets_and_nothing_else():
+    assert minwidgets.__all__ == ["RowBytes", "StepTimeline"] and minwidgets.RowBytes is RowBytes
     with pytest.raises(AttributeError, match="no attribute 'Rows'"):
         minwidgets.Rows

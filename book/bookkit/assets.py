@@ -1,4 +1,4 @@
-"""Front-end parts of the site (fonts, KaTeX's stylesheet, Plotly), from npm by `book/package-lock.json`.
+"""Front-end parts of the site (fonts, KaTeX's stylesheet, Plotly, Pyodide), from npm by `book/package-lock.json`.
 
 Nothing of them is in git: they are installed once into `book/node_modules` and copied into the site.
 """
@@ -24,6 +24,9 @@ FILES = {  # in node_modules -> in the site's _static
     f"{SERIF}-italic.woff2": "vendor/fonts/serif-italic.woff2",
     "@fontsource-variable/inter/files/inter-latin-wght-normal.woff2": "vendor/fonts/sans.woff2",
     "@fontsource/jetbrains-mono/files/jetbrains-mono-latin-400-normal.woff2": "vendor/fonts/mono.woff2",
+    # Python in WebAssembly: a page loads it when a reader first asks for what the page does not hold.
+    **{f"pyodide/{name}": f"vendor/pyodide/{name}"
+       for name in ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json")},
 }
 
 

@@ -9,7 +9,7 @@ import myst_nb.core.render as myst_nb_render
 from docutils import nodes
 from sphinx.application import Sphinx
 
-from . import assets, cache, maths
+from . import assets, cache, maths, page_engine
 from .inputs import ROOT, Inputs
 
 FIGURE = 'class="minfigure"'
@@ -63,10 +63,11 @@ def trim_page(app: Sphinx, page: str, template: str, context: dict[str, Any], do
 
 
 def prepare(app: Sphinx) -> None:
-    """Front-end parts are laid beside the book's own static files."""
+    """Front-end parts, and the engine that pages run, are laid beside the book's own static files."""
     assets.install()
     target = ROOT / "_build" / "assets"
     assets.copy(target)
+    page_engine.write(target)
     app.config.html_static_path.append(str(target))
 
 

@@ -3,12 +3,17 @@
 //
 // What a reader sets is written to the address, as #<Class>.<trait>=<value>&..., for the traits that the widget's
 // module lists as `linked` and that differ from the embedded ones; a link with such an address opens at that setting.
+//
+// A widget with a `call` has its numbers from Python. Here the page answers it in the kernel's place: from the answers
+// that are embedded, else from the engine's own files in a worker (engine.js), which is loaded when first needed.
 (() => {
   "use strict";
   const STATE = "application/vnd.jupyter.widget-state+json";
   const VIEW = "application/vnd.jupyter.widget-view+json";
+  const HERE = document.currentScript.src;
   const SETTLED = 150; // ms without a change before the address follows: browsers limit how often it may
 
+  const same = (one, other) => JSON.stringify(one) === JSON.stringify(other);
   const parsed = (script) => JSON.parse(script.textContent);
   const entries = Object.assign({}, ...[...document.querySelectorAll(`script[type="${STATE}"]`)].map((script) => parsed(script).state));
   const modules = new Map(); // text of a module -> promise of what it exports
@@ -26,7 +31,7 @@
     }
     set(name, value) {
       const values = typeof name === "object" ? name : { [name]: value };
-      const changed = Object.keys(values).filter((key) => JSON.stringify(this.state[key]) !== JSON.stringify(values[key]));
+      const changed = Object.keys(values).filter((key) => !same(this.state[key], values[key]));
       Object.assign(this.state, values);
       for (const key of changed) this.emit(`change:${key}`, this.state[key]);
       if (changed.length) this.emit("change");
@@ -68,6 +73,7 @@
         const isNumber = typeof embedded[name] === "number" && text !== null && text.trim() !== "" && !Number.isNaN(Number(text));
         model.set(name, text === null ? embedded[name] : isNumber ? Number(text) : text);
       }
+      model.emit("followed");
       return true;
     };
     const write = () => {
@@ -88,6 +94,46 @@
     return follow;
   }
 
+  /** Why this page can run no Python; nothing where it can. */
+  function obstacle() {
+    if (location.protocol === "file:") return "This page was opened from a file, where browsers run no workers. The settings above are computed; " +
+      "from a web server, or in JupyterLab, every other one is too.";
+    if (typeof WebAssembly !== "object" || typeof Worker !== "function") return "This browser has no WebAssembly, so the page cannot run the engine. " +
+      "The settings above are computed; in another browser, or in JupyterLab, every other one is too.";
+    return "";
+  }
+
+  /** Keeps the model's `answer` that of its settings, one question at a time: of several that came meanwhile only the last is asked. */
+  function answering(model) {
+    const settings = () => Object.fromEntries(model.get("takes").map((name) => [name, model.get(name)]));
+    const known = () => model.get("known").find((one) => same(one.settings, settings()));
+    const give = (answer) => model.set("answer", answer);
+    let asking = false;
+    function cannot(reason) {
+      model.set("engine", `none: ${reason}`);
+      model.set(model.get("answer").settings); // what is shown and what is set agree again
+    }
+    async function ask() {
+      if (known()) give(known());
+      else if (model.get("engine").startsWith("none: ")) model.set(model.get("answer").settings);
+      else if (!asking) {
+        asking = true;
+        try {
+          if (model.get("engine") !== "ready") model.set("engine", "loading");
+          const engine = await import(new URL("engine.js", HERE));
+          while (!same(model.get("answer").settings, settings())) give(known() || (await engine.ask(model.get("call"), settings())));
+          model.set("engine", "ready");
+        } catch (error) {
+          cannot(`Python could not be started in this page (${error.message}). The settings above are computed.`);
+        }
+        asking = false;
+      }
+    }
+    if (obstacle()) cannot(obstacle());
+    model.on("saved", ask);
+    model.on("followed", ask);
+  }
+
   async function start(id) {
     const entry = entries[id];
     if (!entry) throw new Error("its state is not in the page");
@@ -101,6 +147,7 @@
       styles.add(_css);
       document.head.append(Object.assign(document.createElement("style"), { textContent: _css }));
     }
+    if (state.call) answering(model);
     return { model, widget, follow: link(model, keyOf(id), widget.linked || []) };
   }
 

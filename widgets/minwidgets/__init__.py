@@ -1,15 +1,16 @@
 """What the chapters show: figures that read well everywhere, and widgets that live on a static page."""
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
-__all__ = ["RowBytes"]
+_HOME = {"RowBytes": "row_bytes", "StepTimeline": "step_timeline"}
+
+__all__ = [*_HOME]
 
 
 def __getattr__(name: str) -> Any:
     """Widgets load when they are asked for: figures need no anywidget."""
-    if name != "RowBytes":
+    if name not in _HOME:
         raise AttributeError(f"module 'minwidgets' has no attribute '{name}'")
-    from .row_bytes import RowBytes
-
-    return RowBytes
+    return getattr(import_module(f".{_HOME[name]}", __name__), name)

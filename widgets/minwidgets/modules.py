@@ -1,10 +1,10 @@
-"""A widget's drawing as the one ES module that Jupyter and the page load, kept here in files of one concept each."""
+"""A widget's drawing and looks as the one ES module and the one stylesheet that are loaded, kept here in files of one concept each."""
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-__all__ = ["bundle"]
+__all__ = ["bundle", "styles"]
 
 HERE = Path(__file__).parent
 IMPORT = re.compile(r'^import \{[^}]*\} from "\./([\w.-]+)";\n', re.MULTILINE)
@@ -22,3 +22,8 @@ def bundle(entry: str) -> str:
         return IMPORT.sub(lambda found: "" if found[1] in seen else text(found[1]), (HERE / name).read_text(encoding="utf8"))
 
     return text(entry)
+
+
+def styles(*names: str) -> str:
+    """The texts of these stylesheets, in order."""
+    return "\n".join((HERE / name).read_text(encoding="utf8") for name in names)

@@ -1,6 +1,7 @@
 // KV row bytes: the controls, the numbers, and the paste box around the drawing of a row.
 import { FORMATS, LIMITS, complaint, fromConfig, nameOf, numbers } from "./row_formulas.js";
-import { rowDrawing, thousands } from "./row_drawing.js";
+import { choice, freshId, make, stat, thousands } from "./controls.js";
+import { rowDrawing } from "./row_drawing.js";
 
 const GB = 1e9;
 const SHAPE = { // fields that make the model; another kind of attention shows others
@@ -20,7 +21,6 @@ const CLOSEST = {
   nvfp4: "nvfp4_fp8_ds_mla", q4_0: "nvfp4_fp8_ds_mla", q8_0: "fp8",
 };
 const FIELDS = ["attention", "kv_cache_dtype", "model_name", ...Object.keys(LIMITS)];
-let made = 0; // widgets on this page: keeps the ids of two apart
 
 const shownUnit = (field) => (field === "kv_cache_memory_bytes" ? GB : 1);
 
@@ -32,15 +32,8 @@ function short(bytes) {
   return unit ? `${value.toFixed(value >= 100 ? 0 : value >= 10 ? 1 : 2)} ${units[unit]}` : `${value} bytes`;
 }
 
-function make(tag, attributes = {}, ...children) {
-  const node = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
-  node.append(...children);
-  return node;
-}
-
 function render({ model, el }) {
-  const id = `rb${++made}`;
+  const id = freshId("rb");
   const root = make("section", { class: "rb", "aria-label": "KV row bytes" });
   const drafts = new Map(); // field -> what stands in its input while that is no count the model may take
   let own = false; // true while this view, and not the kernel or the address, changes the model
@@ -68,34 +61,13 @@ function render({ model, el }) {
   const frame = make("div", { class: "rb-drawing" });
   const drawing = rowDrawing(frame);
   const message = make("p", { class: "rb-message", role: "alert" });
-  const stat = (label) => {
-    const value = make("dd", { class: "rb-stat" });
-    const detail = make("dd", { class: "rb-detail" });
-    return { value, detail, node: make("div", {}, make("dt", {}, label), value, detail) };
-  };
   const stats = { row: stat("bytes a row"), token: stat("bytes a token"), session: stat("a session"), sessions: stat("sessions held") };
   const live = make("p", { class: "rb-hidden", "aria-live": "polite" });
 
   // --- the controls
-  function choice(name, legend, options, pick) {
-    const inputs = Object.entries(options).map(([value, text]) => {
-      const input = make("input", { type: "radio", name: `${id}-${name}`, value, id: `${id}-${name}-${value}` });
-      input.addEventListener("change", () => pick(value));
-      return [value, input, make("label", { class: "rb-chip" }, input, make("span", {}, text))];
-    });
-    const chips = make("div", { class: "rb-chips" }, ...inputs.map((entry) => entry[2]));
-    const set = make("fieldset", { class: "rb-choice" }, make("legend", {}, legend), chips);
-    const show = (chosen, allowed) => {
-      for (const [value, input, chip] of inputs) {
-        input.checked = value === chosen;
-        chip.hidden = !allowed.includes(value);
-      }
-    };
-    return { set, show };
-  }
-  const attention = choice("attention", "Attention", ATTENTION, (kind) => change(ofKind(kind)));
+  const attention = choice(`${id}-attention`, "Attention", ATTENTION, (kind) => change(ofKind(kind)));
   const names = Object.fromEntries([...FORMATS.mla, ...FORMATS.gqa].map((name) => [name, name]));
-  const format = choice("format", "Format of a row (kv_cache_dtype)", names, (name) => change({ kv_cache_dtype: name }));
+  const format = choice(`${id}-format`, "Format of a row (kv_cache_dtype)", names, (name) => change({ kv_cache_dtype: name }));
 
   /** Another kind of attention takes the format with it, or the closest that it has. */
   function ofKind(kind) {

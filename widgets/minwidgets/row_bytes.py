@@ -11,19 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import anywidget
 import traitlets
 from minengine.arithmetic import GLM_5_3, KVRow, cached_tokens, layer_kinds, row_of_fields, session_bytes, sessions_held
 from minengine.config import HEAD_DTYPES, LATENT_DTYPES, ConfigError, cache_fields
 
-from .modules import bundle
+from .modules import bundle, styles
+from .page_widget import VIEW_MIME, PageWidget, within
 
-__all__ = ["RowBytes", "RowNumbers"]
+__all__ = ["VIEW_MIME", "RowBytes", "RowNumbers"]
 
-VIEW_MIME = "application/vnd.jupyter.widget-view+json"
 LIMITS = {  # least and most of each count; the same as in row_formulas.js
     "kv_lora_rank": (1, 65536),
     "qk_rope_head_dim": (1, 65536),
@@ -50,7 +48,7 @@ class RowNumbers:
     sessions_held: int
 
 
-class RowBytes(anywidget.AnyWidget):
+class RowBytes(PageWidget):
     """Bytes of a cache row, of a token, of a session, and the sessions that a memory holds.
 
     Every trait is two-way while a kernel runs. A count outside its limits is a TraitError that names the trait.
@@ -59,7 +57,7 @@ class RowBytes(anywidget.AnyWidget):
     """
 
     _esm = bundle("row_bytes.js")
-    _css = Path(__file__).parent / "row_bytes.css"
+    _css = styles("controls.css", "row_bytes.css")
 
     attention = traitlets.Enum(("mla", "gqa"), "mla", help="mla: one latent that all heads share; gqa: K and V of each key/value head").tag(sync=True)
     kv_cache_dtype = traitlets.Enum(tuple(dict.fromkeys(LATENT_DTYPES + HEAD_DTYPES)), "nvfp4_fp8_ds_mla").tag(sync=True)
@@ -99,11 +97,8 @@ class RowBytes(anywidget.AnyWidget):
 
     @traitlets.validate(*LIMITS)
     def _within_limits(self, proposal: Any) -> int:
-        name, value = proposal["trait"].name, proposal["value"]
-        least, most = LIMITS[name]
-        if isinstance(value, bool) or not least <= value <= most:
-            raise traitlets.TraitError(f"{name}={value}: use a whole number from {least} to {most}")
-        return value
+        name = proposal["trait"].name
+        return within(LIMITS[name], name, proposal["value"])
 
     @property
     def numbers(self) -> RowNumbers:
@@ -117,12 +112,6 @@ class RowBytes(anywidget.AnyWidget):
             raise ConfigError(f"num_indexer_layers={row.indexer_layers}: use at most num_hidden_layers, {row.layers}")
         held = cached_tokens(self.kv_cache_memory_bytes, row.bytes_per_token, 1)
         return RowNumbers(row, row.bytes_per_token, session_bytes(self.tokens, row.bytes_per_token), held, sessions_held(held, self.tokens))
-
-    def _repr_mimebundle_(self, **options: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The view, and in words what a page without scripts shows in its place."""
-        data, metadata = super()._repr_mimebundle_(**options)
-        data["text/plain"] = self._in_words()
-        return data, {**metadata, VIEW_MIME: {"minwidget": data["text/plain"]}}
 
     def _in_words(self) -> str:
         try:

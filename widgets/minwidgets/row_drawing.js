@@ -1,4 +1,5 @@
 // The row to scale, in SVG: a faint 16-bit row above for comparison, the parts with their names below.
+import { thousands } from "./controls.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 const TOP = 26; // px: where the faint row starts
@@ -12,7 +13,6 @@ const CHARACTER = 7.1; // px a character of a label may take
 export const DRAWING_HEIGHT = LABEL_Y + 2 * LINE + 6;
 
 const spoken = (name) => name.replace("_", " ");
-export const thousands = (count) => count.toLocaleString("en-US");
 
 /** Left edges for labels of these widths, each as near to its anchor as the others allow, all inside `room`. */
 export function spread(anchors, widths, room) {

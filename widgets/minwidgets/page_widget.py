@@ -1,0 +1,36 @@
+"""What the widgets share: counts within limits, and words that stand in the page where no script runs."""
+from __future__ import annotations
+
+from typing import Any
+
+import anywidget
+import traitlets
+
+__all__ = ["VIEW_MIME", "PageWidget", "within"]
+
+VIEW_MIME = "application/vnd.jupyter.widget-view+json"
+
+
+def within(limits: tuple[int, int], name: str, value: Any) -> int:
+    """The value, if it is a count within `limits`.
+
+    Raises:
+        TraitError: it is not; the message names the trait and the limits.
+    """
+    least, most = limits
+    if isinstance(value, bool) or not least <= value <= most:
+        raise traitlets.TraitError(f"{name}={value}: use a whole number from {least} to {most}")
+    return value
+
+
+class PageWidget(anywidget.AnyWidget):
+    """A widget that a static page keeps alive; `_in_words()` says what it shows."""
+
+    def _in_words(self) -> str:
+        raise NotImplementedError
+
+    def _repr_mimebundle_(self, **options: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The view, and in words what a page without scripts shows in its place."""
+        data, metadata = super()._repr_mimebundle_(**options)
+        data["text/plain"] = self._in_words()
+        return data, {**metadata, VIEW_MIME: {"minwidget": data["text/plain"]}}
