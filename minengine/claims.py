@@ -41,6 +41,7 @@ class Claim:
     chapters: tuple[int, ...]  # chapters that check it; none as long as its experiment is not built
     formula: str | None = None  # the book's own value: an expression in functions of minengine.arithmetic and other claims' ids
     reason: str | None = None  # why nothing can be checked, or why the book's own value is another
+    section: str  # of the registry
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,17 +76,20 @@ def read_claims(path: str | Path = REGISTRY) -> dict[str, Claim]:
             _check_row(name, row)
             if name in claims:
                 raise ClaimError(f"claim '{name}', field 'id': is used twice; give each claim its own")
-            claims[name] = Claim(**{**row, "chapters": tuple(row["chapters"])})
+            claims[name] = Claim(**{**row, "chapters": tuple(row["chapters"])}, section=section)
     return claims
 
 
 def _check_row(name: str, row: Mapping[str, Any]) -> None:
-    known = {field.name for field in fields(Claim)}
+    known = {field.name for field in fields(Claim)} - {"section"}
     needed = known - OPTIONAL
     for field in needed - set(row):
         raise ClaimError(f"claim '{name}', field '{field}': is missing; every claim has {', '.join(sorted(needed))}")
     for field in set(row) - known:
         raise ClaimError(f"claim '{name}', field '{field}': is unknown; use {', '.join(sorted(known))}")
+    for field in ("unit", "source", "what"):
+        if not isinstance(row[field], str):
+            raise ClaimError(f"claim '{name}', field '{field}': is {row[field]!r}; give a text, in quotes where it is empty")
     for field, allowed in (("label", LABELS), ("book", BOOK_VALUES)):
         if row[field] not in allowed:
             raise ClaimError(f"claim '{name}', field '{field}': is {row[field]!r}; use one of {', '.join(allowed)}")

@@ -96,7 +96,8 @@ def read_results(folder: str | Path = RESULTS) -> dict[str, Measurement]:
             if one["name"] in found:
                 raise ResultError(f"{where}, field 'name': is in {found[one['name']].file} too; keep the newer file")
             shared = {field: run[field] for field in ("machine", "versions", "commit", "command")}
-            found[one["name"]] = Measurement(**{**one, "spread": tuple(one["spread"])}, **shared, date=date.fromisoformat(run["date"]), file=path.name)
+            given = {**one, **shared, "spread": tuple(one["spread"]), "date": date.fromisoformat(run["date"])}
+            found[one["name"]] = Measurement(**given, file=path.name)
     return found
 
 

@@ -98,9 +98,10 @@ def _sphinx(target: Path) -> str:
     from jupyter_book.sphinx import build_sphinx
     from myst_nb.core.execute.base import ExecutionError
 
-    # Chapters run the packages of this checkout, the ones that were hashed, whatever is installed.
-    path = [str(ROOT), str(ROOT / "kernels"), str(ROOT / "widgets"), os.environ.get("PYTHONPATH", "")]
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, path))
+    # Chapters, and the build itself, run the packages of this checkout, the ones that were hashed, whatever is installed.
+    path = [str(ROOT), str(ROOT / "kernels"), str(ROOT / "widgets")]
+    sys.path[:0] = path
+    os.environ["PYTHONPATH"] = os.pathsep.join([*path, *filter(None, [os.environ.get("PYTHONPATH")])])
     result = build_sphinx(
         ROOT, target, noconfig=True, path_config=ROOT / "_config.yml", confoverrides={"latex_individualpages": False},
         doctreedir=OUT / "doctrees", freshenv=True, force_all=True, quiet=True, warningiserror=True, keep_going=True,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import os
 import tempfile
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from jupyter_cache.executors.utils import single_nb_execution
 from traitlets.config import Config
 
 from .inputs import Inputs
+from .status import machine
 
 __all__ = ["EngineCache", "install"]
 
@@ -25,6 +27,8 @@ EXECUTION_TAGS = {"raises-exception", "skip-execution"}  # the tags that change 
 
 class EngineCache(JupyterCacheBase):
     """The notebook store of one build; `inputs` says what the notebooks depend on."""
+
+    _facts: dict[str, Any] | None = None  # of the notebook that was looked up last; pages are read one after the other
 
     def __init__(self, path: str | Path, inputs: Inputs) -> None:
         super().__init__(path)
@@ -44,6 +48,24 @@ class EngineCache(JupyterCacheBase):
     def merge_match_into_notebook(self, nb: Any, nb_meta: Any = ("kernelspec", "language_info", "widgets"), cell_meta: Any = ()) -> tuple[int, Any]:
         """Stored outputs under today's tags."""
         return super().merge_match_into_notebook(nb, nb_meta, cell_meta)
+
+    def match_cache_notebook(self, nb: Any) -> Any:
+        """The record of a notebook's run, whose facts are kept for the status page."""
+        record = super().match_cache_notebook(nb)
+        EngineCache._facts = record.data
+        return record
+
+    def cache_notebook_bundle(self, bundle: Any, *args: Any, **kwargs: Any) -> Any:
+        """Store a run with its date and machine, which may be another than the one that builds the page from it."""
+        bundle.data.update(machine=machine(), executed=datetime.now(timezone.utc).strftime("%d %B %Y, %H:%M UTC"))
+        EngineCache._facts = bundle.data
+        return super().cache_notebook_bundle(bundle, *args, **kwargs)
+
+    @classmethod
+    def take_facts(cls) -> dict[str, Any] | None:
+        """`execution_seconds`, `executed` and `machine` of the notebook looked up since the last call."""
+        facts, cls._facts = EngineCache._facts, None
+        return facts
 
     def add_nb_to_project(self, path: str, *args: Any, **kwargs: Any) -> Any:
         """myst-nb calls this right before it executes a notebook: say which, since it can take minutes."""

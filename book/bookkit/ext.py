@@ -1,4 +1,4 @@
-"""The book's Sphinx extension: the engine-aware cache, maths rendered at build, and on each page only what it needs."""
+"""The book's Sphinx extension: the engine-aware cache, maths rendered at build, claims and the ledger, and on each page only what it needs."""
 from __future__ import annotations
 
 import html
@@ -9,7 +9,7 @@ import myst_nb.core.render as myst_nb_render
 from docutils import nodes
 from sphinx.application import Sphinx
 
-from . import assets, cache, maths, page_engine
+from . import assets, cache, claims, ledger, maths, page_engine, prose, status
 from .inputs import ROOT, Inputs
 
 FIGURE = 'class="minfigure"'
@@ -73,8 +73,9 @@ def prepare(app: Sphinx) -> None:
 
 def setup(app: Sphinx) -> dict[str, Any]:
     cache.install(Inputs())
-    myst_nb_render.load_mime_renders = lambda: [PlotlyMime, WidgetMime]
-    maths.setup(app)
+    myst_nb_render.load_mime_renders = lambda: [PlotlyMime, WidgetMime, claims.RecordMime]
+    for part in (maths, claims, ledger, prose, status):
+        part.setup(app)
     for listeners in app.events.listeners.values():
         listeners[:] = [listener for listener in listeners if not listener.handler.__module__.startswith(UNWANTED)]
     app.connect("builder-inited", prepare, priority=100)
