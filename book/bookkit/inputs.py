@@ -30,7 +30,7 @@ CLAIMS = "book/claims.yml"
 SEEN = ("value", "unit", "label", "book", "what", "formula")  # the fields of a claim that a cell can show or compute with
 RESULTS, READS_RESULTS = "book/results", re.compile(r"\bread_results\b")
 LOCK = "constraints.txt"
-BOOK = ("_config.yml", "_toc.yml", "index.md", "chapters", "book", *PACKAGES.values(), LOCK)
+BOOK = ("_config.yml", "_toc.yml", "index.md", "chapters", "reference", "book", *PACKAGES.values(), LOCK)
 SKIP = {"__pycache__", "node_modules", ".ipynb_checkpoints", ".pytest_cache"}
 
 
