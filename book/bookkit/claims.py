@@ -113,10 +113,10 @@ def visit(writer: Any, node: ClaimNode) -> None:
     seen = writer.__dict__.setdefault("claims_seen", set())
     first = ident not in seen
     seen.add(ident)
-    anchor, label = (f' id="use-{ident}"', f'<span class="claim-label"> {claim.label}</span>') if first else ("", "")
+    anchor, label = (f' id="use-{ident}"', f' <span class="claim-label">{claim.label}</span>') if first else ("", "")
     title = html.escape(f"{claim.label}: {claim.what}. {claim.source}")
     opening = f'<button type="button" class="claim"{anchor} popovertarget="claim-{ident}" title="{title}">'
-    writer.body.append(f"{opening}{html.escape(node.astext())}{label}</button>")
+    writer.body.append(f'{opening}<span class="claim-value">{html.escape(node.astext())}</span>{label}</button>')
     raise nodes.SkipNode
 
 

@@ -13,16 +13,19 @@ from sphinx.util import logging
 __all__ = ["ALLOWED", "CHECKED", "FENCE", "ROLE", "hidden_records", "prose", "setup", "typed_quantities"]
 
 LOGGER = logging.getLogger(__name__)
-CHECKED = re.compile(r"index|chapters/.*")
+CHECKED = re.compile(r"index|(?:chapters|reference)/.*")
 FENCE = re.compile(r"^(```+|:::+)\{(\S+)\}(.*?)\n(.*?)^\1$", re.MULTILINE | re.DOTALL)
 ROLE = re.compile(r"\{[\w:]+\}`[^`]*`")
-READ = {"admonition", "div", "grid", "grid-item-card", "exercise", "note", "tip", "warning"}  # directives whose content is prose
+NOT_READ = {"code-cell", "code-block", "literalinclude", "math", "raw"}  # directives whose content is no prose
 UNITS = (r"%|(?:ms|µs|us|s|tok/s|tokens?|[kKMGT]i?B|bytes?|times|requests?|sessions?|steps?|layers?|GPUs?|copies|parameters|thousand|million|billion"
          r"|trillion)\b")
 QUANTITY = re.compile(rf"(?<![\w.:/-])(\d{{1,3}}(?:,\d{{3}})+|\d+\.\d+|\d+(?=\s*(?:{UNITS})))")
 RECORDS, HIDES = re.compile(r"^\s*record\(", re.MULTILINE), re.compile(r":tags:.*\bremove-(?:cell|output)\b")
 ALLOWED = {  # constants that nobody measures, as they stand in a sentence
     "135 million parameters": "the size that SmolLM2-135M is named after",
+    "powers of 1,000": "the meaning of kB, MB and GB",
+    "GiB of 1,024": "the meaning of KiB, MiB and GiB",
+    "CC BY 4.0": "the text's licence",
 }
 
 
@@ -33,7 +36,7 @@ def prose(text: str) -> str:
         return "\n" * found[0].count("\n")
 
     def fence(found: Any) -> str:
-        return "\n" + prose(found[4]) if found[2] in READ else blank(found)
+        return "\n" + prose(found[4]) if found[2] not in NOT_READ else blank(found)
 
     text = re.sub(r"\A---\n.*?^---$", blank, text, flags=re.DOTALL | re.MULTILINE)
     text = FENCE.sub(fence, text)

@@ -5,6 +5,14 @@
   const SHOW_MS = 150, HIDE_MS = 250; // long enough to cross the gap between a number and its note
   const GAP = 8; // px from the number, and at least from the edge of the window
 
+  let busy = false; // while this script opens, closes or moves focus: focus events of its own making are not a reader's
+
+  function quietly(action) {
+    busy = true;
+    action();
+    busy = false;
+  }
+
   function place(note, button) {
     const at = button.getBoundingClientRect(), width = document.documentElement.clientWidth;
     const left = Math.max(GAP, Math.min(at.left + at.width / 2 - note.offsetWidth / 2, width - note.offsetWidth - GAP));
@@ -24,16 +32,18 @@
     const show = () => {
       clearTimeout(timer);
       if (isMine()) return;
-      if (isOpen()) note.hidePopover();
-      note.dataset.of = button.dataset.number;
-      note.classList.add("placed");
-      note.showPopover();
-      place(note, button);
+      quietly(() => {
+        if (isOpen()) note.hidePopover();
+        note.dataset.of = button.dataset.number;
+        note.classList.add("placed");
+        note.showPopover();
+        place(note, button);
+      });
     };
     const hide = () => {
       clearTimeout(timer);
       kept = false;
-      if (isMine()) note.hidePopover();
+      if (isMine()) quietly(() => note.hidePopover());
     };
     const later = (action, ms) => {
       clearTimeout(timer);
@@ -48,7 +58,7 @@
     button.addEventListener("pointerleave", leave);
     note.addEventListener("pointerenter", () => isMine() && clearTimeout(timer));
     note.addEventListener("pointerleave", (event) => isMine() && leave(event));
-    button.addEventListener("focus", () => button.matches(":focus-visible") && show());
+    button.addEventListener("focus", () => !busy && button.matches(":focus-visible") && show());
     button.addEventListener("blur", (event) => note.contains(event.relatedTarget) || kept || later(hide, HIDE_MS));
     button.addEventListener("click", (event) => {
       event.preventDefault(); // else the browser would close what hovering or focus has just opened
@@ -64,8 +74,7 @@
       if (event.key !== "Escape" || !isMine()) return;
       event.preventDefault();
       hide();
-      button.focus();
-      hide(); // focus by key opens it again
+      quietly(() => button.focus());
     });
   }
 })();
