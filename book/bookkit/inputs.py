@@ -62,14 +62,10 @@ class Inputs:
         return found
 
     def _claims_of(self, code: str) -> str:
-        """What `code` can see of the claims that it mentions and of those that their formulas are made from."""
-        names = re.compile(r"\w+")
-        found = self._claims.keys() & set(names.findall(code))
-        queue = list(found)
-        while queue:
-            new = self._claims.keys() & set(names.findall(str(self._claims[queue.pop()].get("formula", "")))) - found
-            found |= new
-            queue += new
+        """What `code` can see of the claims that it mentions, and of those whose stated values their formulas take."""
+        found = self._claims.keys() & set(re.findall(r"\w+", code))
+        formulas = " ".join(str(self._claims[name].get("formula", "")) for name in found)
+        found |= self._claims.keys() & set(re.findall(r"\w+", formulas))
         return json.dumps([[name, *(self._claims[name].get(field) for field in SEEN)] for name in sorted(found)])
 
     def site(self) -> str:
