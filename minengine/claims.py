@@ -161,9 +161,9 @@ def record(name: str, value: Any, *, label: str = "measured", n: int | None = No
 
 
 def digits(value: Any) -> int:
-    """Decimals a claim was stated with: 23.8 has 1, 164 has 0."""
+    """Decimals a claim was stated with: 23.8 and 4.0 have 1, 164 has 0."""
     text = repr(value)
-    return len(text.partition(".")[2].rstrip("0")) if isinstance(value, float) and "e" not in text else 0
+    return len(text.partition(".")[2]) if isinstance(value, float) and "e" not in text else 0
 
 
 def number(value: Any, decimals: int | None = None) -> str:

@@ -184,7 +184,7 @@ def test_a_formula_may_use_claims_and_arithmetic_and_nothing_else(tmp_path):
 
 
 def test_stated_digits():
-    assert [digits(value) for value in (23.8, 0.36, 164, 101.0, 1.0e30, "1:4")] == [1, 2, 0, 0, 0, 0]
+    assert [digits(value) for value in (23.8, 0.36, 164, 4.0, 1.0e30, "1:4")] == [1, 2, 0, 1, 0, 0]
 
 
 def test_the_table_of_claims_shows_both_values_with_their_labels(claims):

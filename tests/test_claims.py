@@ -43,7 +43,7 @@ def test_a_bound_may_be_a_pair():
 
 @pytest.mark.parametrize("value, text", [
     (6666, "6,666"), (23.8, "23.8"), (1.09e6, "1.09 million"), (600.0e9, "600 billion"), (1.0e12, "1 trillion"), ([0.93, 0.96], "0.93 to 0.96"),
-    ({"fp8": 68.47, "moe_all": 7}, "fp8 68.47, moe all 7"), ("near zero", "near zero"), (0.40, "0.4"), (15288, "15,288"),
+    ({"fp8": 68.47, "moe_all": 7}, "fp8 68.47, moe all 7"), ("near zero", "near zero"), (0.40, "0.4"), (4.0, "4.0"), (12.0, "12.0"), (15288, "15,288"),
 ])
 def test_values_as_prose_writes_them(value, text):
     assert number(value) == text
