@@ -6,14 +6,14 @@ Chapters take the numbers of their prose from here, the ledger is generated from
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from math import isfinite
 from pathlib import Path
 from typing import Any, Iterable, Mapping
 
 from . import arithmetic
 
-__all__ = ["BOOK_VALUES", "Claim", "ClaimError", "LABELS", "RECORD_LABELS", "RECORD_MIME", "REGISTRY", "Record", "claims_table", "derive", "digits",
+__all__ = ["BOOK_VALUES", "Claim", "ClaimError", "LABELS", "RECORD_LABELS", "RECORD_MIME", "REGISTRY", "claims_table", "derive", "digits",
            "number", "read_claims", "record"]
 
 REGISTRY = Path(__file__).resolve().parents[1] / "book" / "claims.yml"
@@ -42,19 +42,6 @@ class Claim:
     formula: str | None = None  # the book's own value: an expression in functions of minengine.arithmetic and other claims' ids
     reason: str | None = None  # why nothing can be checked, or why the book's own value is another
     section: str  # of the registry
-
-
-@dataclass(frozen=True, kw_only=True)
-class Record:
-    """The book's own value of a claim, from a cell that was executed."""
-
-    id: str
-    value: Any  # a number or a pair [low, high]
-    label: str  # one of RECORD_LABELS
-    n: int | None  # how many samples are behind it
-    spread: tuple[float, float] | None  # the middle half or an interval, as `note` says
-    holds: bool | None  # whether the claim stands as stated; None: the two cannot be compared
-    note: str  # what was measured, where that is not what the claim says
 
 
 def read_claims(path: str | Path = REGISTRY) -> dict[str, Claim]:
@@ -119,7 +106,7 @@ def derive(claims: Mapping[str, Claim], name: str) -> Any:
 
 
 def record(name: str, value: Any, *, label: str = "measured", n: int | None = None, spread: tuple[float, float] | None = None,
-           holds: bool | None = None, note: str = "") -> Record:
+           holds: bool | None = None, note: str = "") -> None:
     """Put the book's own value of a claim into the outputs of the cell that runs this, where the ledger reads it when the book is built.
 
     Args:
@@ -150,14 +137,14 @@ def record(name: str, value: Any, *, label: str = "measured", n: int | None = No
             raise ClaimError(f"record '{name}', {field}={numbers!r}: use a finite number or a pair of them")
         return int(result) if result.is_integer() else result
 
-    kept = Record(id=name, value=plain(value, "value"), label=label, n=n, spread=None if spread is None else tuple(plain(tuple(spread), "spread")),
-                  holds=None if holds is None else bool(holds), note=note)
+    kept = {"id": name, "value": plain(value, "value"), "label": label, "n": None if n is None else int(n),
+            "spread": None if spread is None else plain(tuple(spread), "spread"),
+            "holds": None if holds is None else bool(holds), "note": note}
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     if shell is not None:  # outside a notebook there are no outputs to put it in
         from IPython.display import display
 
-        display({RECORD_MIME: asdict(kept), "text/plain": f"for the ledger: {claim.what}, {number(kept.value)} {claim.unit} ({label})"}, raw=True)
-    return kept
+        display({RECORD_MIME: kept, "text/plain": f"for the ledger: {claim.what}, {number(kept['value'])} {claim.unit} ({label})"}, raw=True)
 
 
 def digits(value: Any) -> int:

@@ -64,23 +64,25 @@ def shown(monkeypatch):
 
 
 def test_a_record_is_an_output_of_its_cell(shown):
-    kept = record("set_hit", 0.947, n=1234, spread=(0.9, 0.97), holds=True, note="a sample")
-    assert kept.value == 0.947 and kept.spread == (0.9, 0.97)
+    assert record("set_hit", 0.947, n=1234, spread=(0.9, 0.97), holds=True, note="a sample") is None  # else a cell that ends with it would print it
     (output,) = shown
-    assert output[RECORD_MIME] == {"id": "set_hit", "value": 0.947, "label": "measured", "n": 1234, "spread": (0.9, 0.97), "holds": True, "note": "a sample"}
+    assert output[RECORD_MIME] == {"id": "set_hit", "value": 0.947, "label": "measured", "n": 1234, "spread": [0.9, 0.97], "holds": True, "note": "a sample"}
     assert output["text/plain"] == "for the ledger: Ideal block hit of agent sessions (a bracket over the whole set), 0.947 of the blocks (measured)"
 
 
 def test_numbers_of_numpy_are_written_as_plain_ones(shown):
     numpy = pytest.importorskip("numpy")
-    kept = record("set_input_mean", numpy.float32(140000.0), spread=numpy.array([1, 2.5]), holds=numpy.bool_(True))
-    assert (kept.value, kept.spread, kept.holds) == (140_000, (1, 2.5), True)
-    assert [type(v) for v in (kept.value, *kept.spread, kept.holds)] == [int, int, float, bool]
+    record("set_input_mean", numpy.float32(140000.0), spread=numpy.array([1, 2.5]), holds=numpy.bool_(True))
+    kept = shown[0][RECORD_MIME]
+    assert (kept["value"], kept["spread"], kept["holds"]) == (140_000, [1, 2.5], True)
+    assert [type(v) for v in (kept["value"], *kept["spread"], kept["holds"])] == [int, int, float, bool]
 
 
 def test_outside_a_notebook_a_record_is_only_checked(monkeypatch):
     monkeypatch.setitem(sys.modules, "IPython", None)
-    assert record("mooncake_hit", 0.37).value == 0.37
+    record("mooncake_hit", 0.37)
+    with pytest.raises(ClaimError):
+        record("mooncake_hit", None)
 
 
 @pytest.mark.parametrize("arguments, options, message", [
