@@ -1,40 +1,25 @@
 """Widgets on a built page in a real browser, with no kernel and no other host: alive, right to the integer, and usable."""
 import json
-import os
 import random
 import re
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from browsing import Watched, browser, served  # noqa: F401  (a fixture)
 from row_cases import DEFAULTS, HEADS, LATENT, LLAMA, expected, expected_of_config, plain, random_config, random_state, shown
+from small_book import cell, small_book
 
 from minengine.arithmetic import GLM_5_3
 from minengine.config import HEAD_DTYPES, LATENT_DTYPES
 
 ROOT = Path(__file__).resolve().parents[1]
 pytestmark = pytest.mark.browser
-HEADER = """---
-jupytext:
-  text_representation:
-    extension: .md
-    format_name: myst
-kernelspec:
-  display_name: Python 3
-  language: python
-  name: python3
----
-"""
-CELL = "```{{code-cell}} python\n{}\n```\n"
 PAGES = {
-    "row": "# A row\n\n" + CELL.format("from minwidgets import RowBytes\n\nRowBytes()"),
-    "plain": "# Plain\n\n" + CELL.format("print(1)"),
-    "several": "# Several\n\n" + CELL.format("from minwidgets import RowBytes\n\nRowBytes()") + "\n## Below\n\n" + CELL.format(
-        'first = RowBytes(attention="gqa", kv_cache_dtype="q8_0", tokens=1000, model_name="Mine")\nfirst') + "\n" + CELL.format("first") + "\n"
-        + CELL.format("import ipywidgets\n\nipywidgets.IntSlider()"),
+    "row": "# A row\n\n" + cell("from minwidgets import RowBytes\n\nRowBytes()"),
+    "plain": "# Plain\n\n" + cell("print(1)"),
+    "several": "# Several\n\n" + cell("from minwidgets import RowBytes\n\nRowBytes()") + "\n## Below\n\n" + cell(
+        'first = RowBytes(attention="gqa", kv_cache_dtype="q8_0", tokens=1000, model_name="Mine")\nfirst') + "\n" + cell("first") + "\n"
+        + cell("import ipywidgets\n\nipywidgets.IntSlider()"),
 }
 # The widget's module, from the state that is embedded in the page: the very text that readers run.
 MODULE = """() => {
@@ -52,24 +37,7 @@ AXE = "axe.run('.bd-article').then((found) => found.violations.map((it) => [it.i
 @pytest.fixture(scope="module")
 def book(browser, tmp_path_factory):  # noqa: F811
     """A small book with widgets, built as the real one is: its address on a server, and as files."""
-    pytest.importorskip("jupyter_book", reason="pip install -c constraints.txt -e .[book]")
-    from bookkit import assets
-
-    assets.install()
-    root = tmp_path_factory.mktemp("widgets") / "repo"
-    shutil.copytree(ROOT / "book", root / "book", ignore=shutil.ignore_patterns("node_modules", "__pycache__"))
-    for name in ("book/node_modules", "minengine", "widgets", "_config.yml"):
-        (root / name).symlink_to(ROOT / name)
-    (root / "constraints.txt").touch()
-    (root / "chapters").mkdir()
-    for name, text in PAGES.items():
-        (root / f"chapters/{name}.md").write_text(HEADER + text)
-    (root / "_toc.yml").write_text("format: jb-book\nroot: index\nchapters:\n" + "".join(f"- file: chapters/{name}\n" for name in PAGES))
-    (root / "index.md").write_text("# Small\n\nText.\n")
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run([sys.executable, "book/build.py"], cwd=root, capture_output=True, text=True, env=environment, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
-    html = root / "_build/html"
+    html = small_book(tmp_path_factory.mktemp("widgets") / "repo", PAGES)
     with served(html.parent) as address:
         yield {"http": f"{address}html/chapters/", "file": f"{html.as_uri()}/chapters/", "folder": html}
 

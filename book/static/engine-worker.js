@@ -23,8 +23,19 @@ async function files() {
   return response.json();
 }
 
+// Pyodide waits for ever for a program that is not there or does not compile: here that ends the start.
+const broken = new Promise((_, reject) => {
+  const { instantiateStreaming } = WebAssembly;
+  WebAssembly.instantiateStreaming = (...given) => {
+    const made = instantiateStreaming.apply(WebAssembly, given);
+    made.catch(reject);
+    return made;
+  };
+});
+
 async function start() {
-  const [pyodide, texts] = await Promise.all([loadPyodide({ indexURL: new URL("vendor/pyodide/", import.meta.url).href }), files()]);
+  const python = Promise.race([loadPyodide({ indexURL: new URL("vendor/pyodide/", import.meta.url).href }), broken]);
+  const [pyodide, texts] = await Promise.all([python, files()]);
   for (const [path, text] of Object.entries(texts)) {
     pyodide.FS.mkdirTree(`${HOME}/${path.slice(0, path.lastIndexOf("/"))}`);
     pyodide.FS.writeFile(`${HOME}/${path}`, text);

@@ -1,6 +1,7 @@
 // The engine in the page: questions to a worker that runs its Python files. Importing this starts the worker.
 const waiting = new Map(); // number of a question -> how to settle it
 let asked = 0;
+let failed = null; // why the worker will never answer
 
 const worker = new Worker(new URL("engine-worker.js", import.meta.url), { type: "module" });
 worker.addEventListener("message", ({ data: { number, answer, failure } }) => {
@@ -11,12 +12,14 @@ worker.addEventListener("message", ({ data: { number, answer, failure } }) => {
 });
 worker.addEventListener("error", (event) => {
   event.preventDefault();
-  for (const { reject } of waiting.values()) reject(new Error(event.message || "its worker did not load"));
+  failed = new Error(event.message || "its worker did not load");
+  for (const { reject } of waiting.values()) reject(failed);
   waiting.clear();
 });
 
 /** What the Python function at the dotted path `call` gives for these settings: `minengine.simulate.answer`'s dict. */
 export function ask(call, settings) {
+  if (failed) return Promise.reject(failed);
   return new Promise((resolve, reject) => {
     waiting.set(++asked, { resolve, reject });
     worker.postMessage({ number: asked, call, settings: JSON.stringify(settings) });
