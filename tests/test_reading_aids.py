@@ -137,3 +137,11 @@ def test_a_figure_that_is_not_there_is_an_error_that_names_it():
         filled(chapter="chapters/a", nth=3)
     with pytest.raises(ExtensionError, match="summary: there is no page 'chapters/b'"):
         filled(chapter="chapters/b", nth=1)
+
+
+def test_what_stands_apart_on_the_page_stands_apart_in_the_search():
+    from bookkit.search import apart
+
+    html = "<tr><th>percentile</th><td>5%</td><td>7</td></tr><summary>Numbers</summary><p>a <b>row</b>s<small>here</small><a>3</a></p><p>x</p>"
+    assert re.sub(r"<[^<]+?>", "", apart(html)).split() == ["percentile", "5%", "7", "Numbers", "a", "rows", "here", "3", "x"]
+    assert apart(apart(html)) == apart(html)
