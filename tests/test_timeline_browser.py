@@ -166,19 +166,24 @@ def test_what_is_set_is_what_is_shown(browser, book):  # noqa: F811
 
 
 def test_of_many_quick_changes_the_last_is_shown(browser, book):  # noqa: F811
+    drag = """async (values) => {
+        const slider = document.querySelector(".st input[type=range]");
+        for (const value of values) {
+            slider.value = value;
+            slider.dispatchEvent(new Event("input", { bubbles: true }));
+            await new Promise((done) => setTimeout(done));
+        }
+    }"""
     with Watched(browser, 1280) as watched:
         page = watched.open(book["http"])
-        page.evaluate("""() => {
-            const slider = document.querySelector(".st input[type=range]");
-            for (const value of [4, 9, 24, 3, 17, 11]) {
-                slider.value = value;
-                slider.dispatchEvent(new Event("input", { bubbles: true }));
-            }
-        }""")
-        assert "Starting Python" in Steps(page).note()
-        Steps(page).settle()
-        assert Steps(page).numbers() == shown(streams=11) and Steps(page).note() == ""
-        assert not watched.wrong
+        steps = Steps(page)
+        page.evaluate(drag, [4, 9, 24, 3, 17, 11])
+        assert "Starting Python" in steps.note()
+        steps.settle()
+        assert steps.numbers() == shown(streams=11) and steps.note() == ""
+        page.evaluate(drag, [5, 23, 8, 14, 6])  # now Python answers in between
+        steps.settle()
+        assert steps.numbers() == shown(streams=6) and not watched.wrong
 
 
 def test_a_setting_that_cannot_be_is_a_sentence(browser, book):  # noqa: F811

@@ -11,9 +11,12 @@ from pathlib import Path
 import pytest
 from browsing import Watched, browser  # noqa: F401  (a fixture)
 
+from minengine.simulate.timeline import timeline
+
 ROOT = Path(__file__).resolve().parents[1]
 pytestmark = pytest.mark.browser
-CODE = "from minwidgets import RowBytes\n\nwidget = RowBytes()\nwidget"
+CODE = "from minwidgets import {0}\n\nwidget = {0}()\nwidget"
+NOTEBOOKS = {"row": "RowBytes", "steps": "StepTimeline"}
 QUIET = {"fetchNews": "false", "checkForUpdates": False, "doNotDisturbMode": True}  # else it asks whether to look for news, and looks for updates
 # Runs code in the open notebook's kernel; gives the value of an expression after it, as repr.
 IN_KERNEL = """async ([code, expression]) => {
@@ -25,7 +28,7 @@ IN_KERNEL = """async ([code, expression]) => {
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory):
-    """A JupyterLab of its own on this machine: its address."""
+    """A JupyterLab of its own on this machine: the address of its notebooks."""
     pytest.importorskip("jupyterlab", reason="pip install -c constraints.txt -e .[test]")
     pytest.importorskip("anywidget", reason="pip install -c constraints.txt -e .[book]")
     import nbformat
@@ -37,7 +40,9 @@ def lab(tmp_path_factory):
     (home / "notebooks").mkdir()
     v4 = nbformat.v4
     kernel = {"name": "python3", "display_name": "Python 3"}
-    nbformat.write(v4.new_notebook(cells=[v4.new_code_cell(CODE)], metadata={"kernelspec": kernel}), home / "notebooks/row.ipynb")
+    for name, widget in NOTEBOOKS.items():
+        notebook = v4.new_notebook(cells=[v4.new_code_cell(CODE.format(widget))], metadata={"kernelspec": kernel})
+        nbformat.write(notebook, home / f"notebooks/{name}.ipynb")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -61,7 +66,7 @@ def lab(tmp_path_factory):
                 break
         assert server.poll() is None, "".join(said)
         with drained(server.stderr):
-            yield f"http://127.0.0.1:{port}/lab/tree/row.ipynb?reset"
+            yield f"http://127.0.0.1:{port}/lab/tree/"
             server.terminate()  # first it ends its kernels
             server.wait(timeout=60)
     finally:
@@ -78,13 +83,18 @@ def drained(stream):
     reader.join(timeout=60)
 
 
+def run_all(page, address, drawn):
+    """Open a notebook, run its cells, wait until its widget has drawn."""
+    page.goto(f"{address}?reset", wait_until="load")
+    page.wait_for_function("() => window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'", timeout=60_000)
+    page.evaluate("jupyterapp.commands.execute('notebook:run-all-cells')")
+    page.wait_for_selector(drawn, timeout=60_000)
+
+
 def test_python_and_the_page_change_each_other(browser, lab):  # noqa: F811
     with Watched(browser, 1280) as watched:
         page = watched.page
-        page.goto(lab, wait_until="load")
-        page.wait_for_function("() => window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'", timeout=60_000)
-        page.evaluate("jupyterapp.commands.execute('notebook:run-all-cells')")
-        page.wait_for_selector(".rb svg rect", timeout=60_000)
+        run_all(page, lab + "row.ipynb", ".rb svg rect")
         stats = page.locator(".rb-stat")
         assert stats.all_inner_texts() == ["352", "30,228", "4.41 GB", "11"]
 
@@ -110,5 +120,35 @@ def test_python_and_the_page_change_each_other(browser, lab):  # noqa: F811
         page.wait_for_function(f"async () => (await ({IN_KERNEL})(['', 'widget.tokens'])) === '146000'")
         wait_for_stats("352", "30,228", "4.41 GB", "11")
         assert "RowBytes" not in page.url  # Lab's address is Lab's
+        wrong = [text for text in watched.wrong if text.startswith(("off-host", "uncaught"))]
+        assert not wrong, wrong
+
+
+def test_a_kernel_answers_the_step_timeline(browser, lab):  # noqa: F811
+    with Watched(browser, 1280) as watched:
+        page = watched.page
+        run_all(page, lab + "steps.ipynb", ".st svg path")
+
+        def kernel(code, expression):
+            return page.evaluate(IN_KERNEL, [code, expression])
+
+        def wait_for_gaps(count):
+            page.wait_for_function("(count) => document.querySelector('.st[aria-busy=false] .rb-stat')?.textContent === count", arg=str(count))
+
+        def gaps(**asked):
+            return timeline(**asked)["stalled_gaps"]
+
+        wait_for_gaps(gaps())
+        # Python -> page
+        assert kernel("widget.prompt_tokens = 2000", "widget.timeline['stalled_gaps']") == str(gaps(prompt_tokens=2000))
+        wait_for_gaps(gaps(prompt_tokens=2000))
+        assert "streams=25: use a whole number from 1 to 24" in kernel("widget.streams = 25", "0")
+        # page -> Python, which answers with numbers that the page had not
+        page.locator(".st input[type=number][id$='-max_num_batched_tokens']").fill("100")
+        wait_for_gaps(gaps(prompt_tokens=2000, max_num_batched_tokens=100))
+        assert kernel("", "(widget.max_num_batched_tokens, widget.engine)") == "(100, '')"
+        page.locator(".st").get_by_role("button", name="Reset").click()
+        wait_for_gaps(gaps())
+        assert kernel("", "(widget.prompt_tokens, widget.max_num_batched_tokens)") == "(640, 128)"
         wrong = [text for text in watched.wrong if text.startswith(("off-host", "uncaught"))]
         assert not wrong, wrong
