@@ -1,4 +1,5 @@
 """A small book whose one chapter uses and records claims: role, ledger and status page as built, and as a reader works with them."""
+import json
 import os
 import re
 import shutil
@@ -40,6 +41,8 @@ record("mooncake_hit", 0.36633, n=12_031, holds=True, note="an hour of chat")
 {code}
 ```
 """
+STORED = {"machine": "some GPU", "versions": {"python": "3.12"}, "commit": "0" * 40, "command": "make measure", "date": "2026-01-31", "measurements": [
+    {"name": "native", "what": "w", "unit": "µs", "n": 30, "median": 15.0, "spread": [14.5, 15.25], "claim": "kernel_native_us"}]}
 
 
 class Book:
@@ -52,6 +55,7 @@ class Book:
             (root / name).parent.mkdir(exist_ok=True)
             shutil.copyfile(ROOT / name, root / name)
         (root / "_toc.yml").write_text("format: jb-book\nroot: index\nchapters:\n- file: chapters/01-small\n- file: chapters/ledger\n- file: chapters/status\n")
+        (root / "book/results/gpu.json").write_text(json.dumps(STORED))
         (root / "index.md").write_text("# Small\n\nA front page.\n")
         self.write()
 
@@ -65,7 +69,7 @@ class Book:
 
     def page(self, name):
         text = (self.site / f"{name}.html").read_text(encoding="utf8")
-        return re.sub(r"\s+(?=</?(?:table|caption|thead|tbody|tr|th|td|div|small)\b)", "", text)  # space at a block's edge shows nothing
+        return re.sub(r"\s+(?=<)", "", text)  # the build may set spaces between tags, for the search's sake
 
     def change_claim(self, name, **fields):
         path = self.root / "book/claims.yml"
@@ -98,7 +102,7 @@ def row(page, name):
 def test_the_role_prints_value_and_label_and_keeps_its_source_behind_it(book):
     page = book.page("chapters/01-small")
     first, second = re.findall(r'<button type="button" class="claim".*?popovertarget="claim-row_fp8_bytes".*?</button>', page)
-    assert '>576 bytes</span> <span class="claim-label">reported</span>' in first and 'id="use-row_fp8_bytes"' in first
+    assert '>576 bytes</span><span class="claim-label">reported</span>' in first and 'id="use-row_fp8_bytes"' in first
     assert ">576</span></button>" in second and "id=" not in second
     assert 'title="reported: One 8-bit row of GLM-5.3, latent and rotary key. Prime Inference, &quot;Four bits a value&quot;"' in first
     note = re.search(r'<div class="claim-note" id="claim-row_fp8_bytes" popover.*?</div>', page, re.DOTALL)[0]
@@ -119,21 +123,22 @@ def test_the_ledger_has_a_row_for_every_claim(book):
     page, claims = book.page("chapters/ledger"), read_claims()
     assert re.findall(r'<tr id="(\w+)" role="row" data-status=', page) == [name for section in dict.fromkeys(c.section for c in claims.values())
                                                                           for name, c in claims.items() if c.section == section]
-    assert re.findall(r'data-status="not built yet">not built yet <b>(\d+)</b>', page) == [str(page.count('role="row" data-status="not built yet"'))]
+    assert re.findall(r'data-status="not built yet">not built yet<b>(\d+)</b>', page) == [str(page.count('role="row" data-status="not built yet"'))]
 
 
 def test_a_measured_value_comes_from_the_executed_page(book):
     found = row(book.page("chapters/ledger"), "mooncake_hit")
-    assert "<b>0.3663</b> <i>measured</i><small>an hour of chat; n = 12,031</small>" in found
+    assert "<b>0.3663</b><i>measured</i><small>an hour of chat; n = 12,031</small>" in found
     assert 'data-status="holds as stated"' in found and "<div>1.00</div>" in found
     assert 'href="01-small.html#own-mooncake_hit"' in found and 'id="own-mooncake_hit"' in book.page("chapters/01-small")
 
 
 @pytest.mark.parametrize("name, parts", [
-    ("c66_in_flight", ['<b>23.762</b> <i>derived</i><code>in_flight(c66_total_tok_s, c66_tok_s_user)</code>', '"holds"', "<div>1.00</div>"]),
-    ("queue_wait_8k_ms", ['"not built yet"', "<b>550</b> ms <i>reported</i>"]),
+    ("c66_in_flight", ['<b>23.762</b><i>derived</i><code>in_flight(c66_total_tok_s, c66_tok_s_user)</code>', '"holds"', "<div>1.00</div>"]),
+    ("queue_wait_8k_ms", ['"not built yet"', "<b>550</b> ms<i>reported</i>"]),
     ("copies_200k", ["<b>15,288 to 30,576</b>", '"bounded"', "0.48 to 0.96", "the count stated is itself rounded"]),
-    ("kernel_native_us", ['"needs a GPU"']),
+    ("kernel_staged_us", ['"needs a GPU"']),
+    ("kernel_native_us", ["<b>15</b><i>measured</i><small>n = 30; 14.5 to 15.25; some GPU, 31 January 2026; make measure</small>", '"measured"', "1.25"]),
     ("deepswe", ['"cannot be checked"', "fp8 68.47, nvfp4 69.82", "No sample or run counts are given"]),
     ("row_fp8_bytes", ['"holds"', "<code>row_bytes(&quot;fp8&quot;).total</code>"]),
     ("dep8_over_tep8_prefix", ["<b>8</b>", '"bounded"', "<div>1.60</div>"]),
