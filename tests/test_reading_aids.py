@@ -145,3 +145,40 @@ def test_what_stands_apart_on_the_page_stands_apart_in_the_search():
     html = "<tr><th>percentile</th><td>5%</td><td>7</td></tr><summary>Numbers</summary><p>a <b>row</b>s<small>here</small><a>3</a></p><p>x</p>"
     assert re.sub(r"<[^<]+?>", "", apart(html)).split() == ["percentile", "5%", "7", "Numbers", "a", "rows", "here", "3", "x"]
     assert apart(apart(html)) == apart(html)
+
+
+def test_a_link_to_a_setting_names_a_widget_and_a_trait_that_exist():
+    from bookkit.settings import SETTING, check
+
+    check("RowBytes.kv_cache_dtype=fp8&RowBytes-2.tokens=2000")
+    with pytest.raises(ValueError, match="there is no widget 'RowBits'; there are RowBytes"):
+        check("RowBits.tokens=2")
+    with pytest.raises(ValueError, match="RowBytes has no trait 'token'; it has .*tokens"):
+        check("RowBytes.tokens=1&RowBytes.token=2")
+    assert SETTING.fullmatch("chapters/03-the-latent-row#RowBytes.kv_cache_dtype=fp8").groups() == ("chapters/03-the-latent-row", "RowBytes.kv_cache_dtype=fp8")
+    for wrong in ("", "RowBytes", "RowBytes.tokens", "page#", "a b#RowBytes.tokens=2"):
+        assert not SETTING.fullmatch(wrong), wrong
+
+
+# --- the guide and the workflow ---------------------------------------------------------------------------
+
+def test_the_template_has_the_parts_that_chapters_must_have():
+    from test_chapters import SECTIONS
+
+    guide = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    table = re.findall(r"^\| ([^|]+?) \|", guide.split("### The template")[1].split("## ")[0], re.MULTILINE)
+    for part in (*SECTIONS, "**The question**", "Takeaway", "the widget"):
+        assert part in table, part
+
+
+def test_the_workflow_builds_tests_and_publishes_with_the_commands_of_the_house():
+    flow = yaml.safe_load((ROOT / ".github/workflows/book.yml").read_text(encoding="utf-8"))
+    steps = flow["jobs"]["book"]["steps"]
+    assert [step["run"] for step in steps if "run" in step] == ["make setup", "make book", ".ci/run"]
+    assert (ROOT / ".ci/run").exists() and all(f"\n{target}:" in (ROOT / "Makefile").read_text() for target in ("setup", "book"))
+    published = [step["with"]["path"] for step in steps if "upload-pages-artifact" in step.get("uses", "")]
+    from bookkit.build import SITE
+
+    assert [ROOT / path for path in published] == [SITE]
+    assert "refs/heads/main" in flow["jobs"]["publish"]["if"] and flow["jobs"]["publish"]["needs"] == "book"
+    assert flow["permissions"] == {"contents": "read"}
