@@ -1,4 +1,5 @@
 """The step timeline on a built page: the engine's scheduler in the page's own Python, right to the digit, asked for only when needed."""
+import json
 import random
 import re
 from pathlib import Path
@@ -20,15 +21,24 @@ PAGES = {"steps": "# Steps\n\n" + cell("from minwidgets import StepTimeline\n\nS
 ENGINE = {"engine.js", "engine-worker.js", "minengine.json", "vendor/pyodide/pyodide.mjs", "vendor/pyodide/pyodide.asm.mjs",
           "vendor/pyodide/pyodide.asm.wasm", "vendor/pyodide/python_stdlib.zip", "vendor/pyodide/pyodide-lock.json"}
 AXE = "axe.run('.st').then((found) => found.violations.map((it) => [it.id, it.nodes.map((node) => node.html.slice(0, 200))]))"
+STATE = re.compile(r'(<script type="application/vnd.jupyter.widget-state\+json">)(.*?)(?=</script>)', re.DOTALL)
 STARTS = 60_000  # ms that Python may take to start on a busy machine
 
 
 @pytest.fixture(scope="module")
 def book(browser, tmp_path_factory):  # noqa: F811
-    """The page's address on a server, under a sub-path, and as a file."""
+    """The page's address on a server, under a sub-path; as a file; and as it is when its outputs come from the cache."""
     html = small_book(tmp_path_factory.mktemp("timeline") / "repo", PAGES)
+    text = (html / "chapters/steps.html").read_text(encoding="utf8")
+    (html / "chapters/stored.html").write_text(STATE.sub(lambda found: found[1] + reordered(found[2]), text), encoding="utf8")
     with served(html.parent) as address:
-        yield {"http": f"{address}html/chapters/steps.html", "file": f"{html.as_uri()}/chapters/steps.html"}
+        yield {"http": f"{address}html/chapters/steps.html", "file": f"{html.as_uri()}/chapters/steps.html",
+               "stored": f"{address}html/chapters/stored.html"}
+
+
+def reordered(text):
+    """JSON as a stored notebook has it, its keys in the order of the alphabet."""
+    return json.dumps(json.loads(text), sort_keys=True).replace("</", "<\\/")
 
 
 class Steps:
@@ -63,7 +73,8 @@ class Steps:
 
 def duration(seconds):
     ms = 1000 * seconds
-    return f"{seconds:.1f} s" if ms >= 10_000 else f"{seconds:.2f} s" if ms >= 1000 else f"{ms:.1f} ms" if ms < 10 else f"{ms:.0f} ms"
+    text = f"{seconds:.1f} s" if ms >= 10_000 else f"{seconds:.2f} s" if ms >= 1000 else f"{ms:.1f} ms" if ms < 10 else f"{ms:.0f} ms"
+    return text.replace(" ", "\u00a0")
 
 
 def shown(**asked):
@@ -85,12 +96,13 @@ def engine_requests(page):
 
 
 @pytest.mark.parametrize("width", [1280, 360])
-@pytest.mark.parametrize("scheme", ["http", "file"])
+@pytest.mark.parametrize("scheme", ["http", "file", "stored"])
 def test_the_computed_settings_need_no_python(browser, book, scheme, width):  # noqa: F811
     with Watched(browser, width) as watched:
         log = engine_requests(watched.page)
         page = watched.open(book[scheme])
         steps = Steps(page)
+        assert steps.root.get_attribute("aria-busy") == "false" and steps.root.locator("input[type=radio][value='1']").is_checked()
         assert steps.numbers() == shown() and "simulated" in steps.root.locator(".rb-heading").inner_text()
         assert "a prompt of 640 tokens, budget 128" not in page.locator(".minwidget").first.inner_text()  # the words for a page without scripts
         for budget in (64, 512, 256):

@@ -13,7 +13,9 @@
   const HERE = document.currentScript.src;
   const SETTLED = 150; // ms without a change before the address follows: browsers limit how often it may
 
-  const same = (one, other) => JSON.stringify(one) === JSON.stringify(other);
+  const isObject = (it) => it !== null && typeof it === "object" && !Array.isArray(it);
+  const sorted = (key, it) => (isObject(it) ? Object.fromEntries(Object.entries(it).sort()) : it); // stored notebooks reorder what they hold
+  const same = (one, other) => JSON.stringify(one, sorted) === JSON.stringify(other, sorted);
   const parsed = (script) => JSON.parse(script.textContent);
   const entries = Object.assign({}, ...[...document.querySelectorAll(`script[type="${STATE}"]`)].map((script) => parsed(script).state));
   const modules = new Map(); // text of a module -> promise of what it exports

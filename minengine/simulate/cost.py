@@ -48,4 +48,9 @@ class StepCost:
     def seconds(self, step: Step) -> float:
         """How long the step takes. Ask before `update` books it."""
         prefill = sum(chunk.num_tokens for chunk in step.prefills)
-        return fsum((self.base_s, self.decode_s * len(step.decodes), self.prefill_s * prefill, self.attention_s * attended_pairs(step)))
+        return fsum((
+            self.base_s,
+            self.decode_s * len(step.decodes),
+            self.prefill_s * prefill,
+            self.attention_s * attended_pairs(step),
+        ))

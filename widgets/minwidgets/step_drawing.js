@@ -12,11 +12,11 @@ const AXIS = 34;
 const CHARACTER = 7; // px
 let drawings = 0; // keeps the patterns of two drawings apart
 
-/** A duration as a reader says it. */
+/** A duration as a reader says it; number and unit stay on one line. */
 export function spokenTime(seconds) {
   const ms = 1000 * seconds;
-  if (ms >= 10_000) return `${seconds.toFixed(1)} s`;
-  return ms >= 1000 ? `${seconds.toFixed(2)} s` : `${ms.toFixed(ms < 10 ? 1 : 0)} ms`;
+  if (ms >= 10_000) return `${seconds.toFixed(1)}\u00a0s`;
+  return ms >= 1000 ? `${seconds.toFixed(2)}\u00a0s` : `${ms.toFixed(ms < 10 ? 1 : 0)}\u00a0ms`;
 }
 
 /** The smallest of 1, 2, 5, 10, ... that is at least `least`. */

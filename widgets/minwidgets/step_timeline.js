@@ -1,6 +1,6 @@
 // Step timeline: the controls, the numbers and the table around the drawing. Every number comes from `answer`: who gives it,
 // a kernel or the page's host, this file does not know.
-import { choice, freshId, make, stat, thousands } from "./controls.js";
+import { choice, freshId, make, same, stat, thousands } from "./controls.js";
 import { spokenTime, stepDrawing } from "./step_drawing.js";
 
 const LABELS = {
@@ -13,13 +13,12 @@ const SLIDERS = { // least, most and step of the sliders; the boxes take all tha
 const FIELDS = Object.keys(LABELS);
 const NONE = "none: "; // how `engine` begins where no setting but the known ones can be answered
 
-const same = (one, other) => JSON.stringify(one) === JSON.stringify(other);
 const times = (factor) => `${factor.toFixed(factor < 10 ? 1 : 0)} times`;
 
 /** A cost in the unit that keeps it readable. */
 function spokenCost(seconds) {
   const [value, unit] = seconds >= 0.0001 || seconds === 0 ? [1000 * seconds, "ms"] : [1e6 * seconds, "µs"];
-  return `${Number(value.toPrecision(3))} ${unit}`;
+  return `${Number(value.toPrecision(3))}\u00a0${unit}`;
 }
 
 function render({ model, el }) {
