@@ -61,7 +61,7 @@ export function stepDrawing(frame) {
     svg.replaceChildren();
     pattern();
     const { steps } = value;
-    const left = width < 480 ? 50 : 62;
+    const left = width < 480 ? 56 : 62;
     const end = steps.at(-1)[1];
     const x = (seconds) => left + (seconds / end) * (width - left - 6);
     const budget = settings.max_num_batched_tokens;
