@@ -62,6 +62,7 @@ class Watched:
 
     def open(self, url):
         self.page.goto(url, wait_until="load")
+        self.page.keyboard.press("Shift")  # figures below the window are drawn at a reader's first sign of life
         for drawn in ("[...document.querySelectorAll('figure.minfigure')].every((figure) => figure.querySelector('.main-svg'))",
                       "[...document.querySelectorAll('.minwidget')].every((widget) => widget.dataset.state)"):
             self.page.wait_for_function(f"() => {drawn}", timeout=20_000)

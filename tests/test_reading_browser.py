@@ -36,6 +36,35 @@ def test_every_page_says_what_it_is(site):  # noqa: F811
         assert re.search(r'<html[^>]* lang="en"', text) and re.search(r"<title>.+</title>", text, re.DOTALL), name
 
 
+def test_text_comes_before_the_library_of_the_figures(browser, site):  # noqa: F811
+    with Watched(browser, 1280) as watched:
+        asked = []
+        watched.page.on("request", lambda request: asked.append(request.url))
+        watched.page.goto(site["http"] + CHAPTER, wait_until="networkidle")
+        assert not any("plotly" in url for url in asked), "the first figure is far below"
+        watched.page.locator("figure.minfigure").first.scroll_into_view_if_needed()
+        watched.page.locator("figure.minfigure .main-svg").first.wait_for()
+        watched.page.wait_for_function("[...document.querySelectorAll('figure.minfigure')].every((figure) => figure.querySelector('.main-svg'))")
+        assert sum("plotly" in url for url in asked) == 1 and not watched.wrong
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_light_or_dark_is_settled_before_any_script_is_loaded(browser, site, scheme):  # noqa: F811
+    with Watched(browser, 1280, scheme) as watched:
+        watched.page.route("**/*.js*", lambda route: route.abort())
+        watched.page.goto(site["http"] + CHAPTER)
+        assert watched.page.evaluate("document.documentElement.dataset.theme") == scheme
+        assert watched.page.evaluate("[...document.querySelectorAll('.logo__image')].filter((logo) => logo.offsetHeight).length") == 1
+
+
+def test_scripts_wait_for_the_text_and_none_is_for_another_page(site):  # noqa: F811
+    for name in pages():
+        if name != "search.html":
+            scripts = re.findall(r"<script([^>]* src=[^>]*)>", (SITE / name).read_text(encoding="utf-8"))
+            assert [text for text in scripts if "defer" not in text and "documentation_options.js" not in text] == [], name
+            assert not any("searchindex" in text or "plotly" in text for text in scripts), name
+
+
 # --- words ------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("scheme", ["http", "file"])

@@ -5,12 +5,12 @@ from typing import Any
 
 from sphinx.application import Sphinx
 
-from . import descriptions, gallery, notebooks, notes, references, search, settings
+from . import descriptions, gallery, late, notebooks, notes, references, search, settings
 
 __all__ = ["setup"]
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    for part in (notes, notebooks, gallery, references, descriptions, settings, search):
+    for part in (notes, notebooks, gallery, references, descriptions, settings, search, late):
         part.setup(app)
     return {"parallel_read_safe": False, "parallel_write_safe": False}

@@ -13,7 +13,7 @@ from . import assets, cache, claims, ledger, maths, page_engine, prose, status
 from .inputs import ROOT, Inputs
 
 FIGURE = 'class="minfigure"'
-FIGURE_SCRIPTS = ("vendor/plotly.js", "figures.js")
+FIGURE_SCRIPT = "figures.js"  # it loads Plotly itself
 WIDGET = 'class="minwidget"'
 WIDGET_SCRIPT = "widgets.js"
 MATH = 'class="katex'
@@ -54,8 +54,7 @@ def trim_page(app: Sphinx, page: str, template: str, context: dict[str, Any], do
     """Give the page the scripts and styles that it uses, and no others."""
     body = context.get("body", "")
     if FIGURE in body:
-        for name in FIGURE_SCRIPTS:
-            app.add_js_file(name, loading_method="defer")
+        app.add_js_file(FIGURE_SCRIPT, loading_method="defer")
     if WIDGET in body:
         app.add_js_file(WIDGET_SCRIPT, loading_method="defer")
     unused = ("sphinx-thebe.css",) if MATH in body else ("sphinx-thebe.css", MATH_STYLE)

@@ -1,7 +1,9 @@
-// Draws every <figure class="minfigure"> with Plotly in the page's colours, fonts and width, and again when
+// Draws every <figure class="minfigure"> with Plotly in the page's colours, fonts and width, when it comes near the
+// window or at the reader's first key, touch or scroll, so that the text is there before 400 kB of library; and again when
 // the theme or the width class changes. Chapters set data and axis titles; looks are decided here.
 (() => {
   "use strict";
+  const LIBRARY = new URL("vendor/plotly.js", document.currentScript.src);
   const NARROW = 520; // px: below this a chart gets smaller type, fewer ticks and its legend underneath
   const TITLE_CHARACTERS = 26; // of a y axis, when narrow
   const LEGEND_ROW = 19; // px that a narrow drawing grows for each series named below it
@@ -90,11 +92,30 @@
     Plotly.react(plot, structuredClone(figure.spec.data), layoutFor(figure.spec, width), { responsive: false, displayModeBar: false, staticPlot: false });
   }
 
+  let library; // promise of the loaded script
+  function load() {
+    library ??= new Promise((resolve, reject) => {
+      document.head.append(Object.assign(document.createElement("script"), { src: LIBRARY, onload: resolve, onerror: reject }));
+    });
+    return library;
+  }
+
   const sizes = new ResizeObserver((entries) => entries.forEach((entry) => draw(entry.target)));
+  const near = new IntersectionObserver((entries) => entries.filter((entry) => entry.isIntersecting).forEach((entry) => begin(entry.target)),
+    { rootMargin: "50% 0px" });
+
+  async function begin(plot) {
+    near.unobserve(plot);
+    await load();
+    sizes.observe(plot); // fires once at once: the first drawing
+  }
+
   for (const node of document.querySelectorAll("figure.minfigure")) {
     const plot = node.querySelector(".minfigure-plot");
     figures.set(plot, { spec: JSON.parse(node.querySelector("script").textContent), height: parseFloat(plot.style.height), state: "" });
-    sizes.observe(plot); // fires once at once: the first drawing
+    near.observe(plot);
   }
-  new MutationObserver(() => figures.forEach((_, plot) => draw(plot))).observe(document.documentElement, { attributes: true, attributeFilter: ["data-theme"] });
+  const all = () => figures.forEach((_, plot) => begin(plot)); // a reader is here, and may search the page or print it
+  for (const sign of ["keydown", "pointerdown", "scroll"]) addEventListener(sign, all, { once: true, passive: true });
+  new MutationObserver(() => figures.forEach(({ state }, plot) => state && draw(plot))).observe(document.documentElement, { attributes: true, attributeFilter: ["data-theme"] });
 })();
