@@ -3,10 +3,6 @@
 let made = 0; // widgets on this page: keeps the ids of two apart
 export const freshId = (prefix) => `${prefix}${++made}`;
 
-const isObject = (it) => it !== null && typeof it === "object" && !Array.isArray(it);
-const sorted = (key, it) => (isObject(it) ? Object.fromEntries(Object.entries(it).sort()) : it); // stored notebooks reorder what they hold
-export const same = (one, other) => JSON.stringify(one, sorted) === JSON.stringify(other, sorted);
-
 export const thousands = (count) => count.toLocaleString("en-US");
 
 export function make(tag, attributes = {}, ...children) {

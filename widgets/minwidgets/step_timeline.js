@@ -1,6 +1,7 @@
 // Step timeline: the controls, the numbers and the table around the drawing. Every number comes from `answer`: who gives it,
 // a kernel or the page's host, this file does not know.
-import { choice, freshId, make, same, stat, thousands } from "./controls.js";
+import { choice, freshId, make, stat, thousands } from "./controls.js";
+import { same } from "./same.js";
 import { spokenTime, stepDrawing } from "./step_drawing.js";
 
 const LABELS = {
