@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 from pathlib import Path
 from string import Template
@@ -35,7 +36,7 @@ def measure(folder: Path) -> dict[str, Any]:
     curve = [score(name, CURVE_LENGTH, CURVE_PAIRS) for name in CURVE_DTYPES]
     curve.append(score("bfloat16", CURVE_LENGTH, CURVE_PAIRS, cleared=True))
     return {"by_length": by_length, "by_format": curve, "contexts": CONTEXTS, "queries": QUERIES, "seed": 0,
-            "machine": platform.processor() or platform.machine(), "torch": torch.__version__, "python": platform.python_version(),
+            "machine": f"a {os.cpu_count()}-core {platform.machine()} machine", "torch": torch.__version__, "python": platform.python_version(),
             "command": "minengine train-mini"}
 
 
@@ -46,7 +47,8 @@ def _numbers(score: RecallScore) -> dict[str, Any]:
 def write_card(folder: Path, results: dict[str, Any], trainer: Trainer) -> None:
     """`results.json` and `README.md` in the model's folder."""
     (folder / "results.json").write_text(json.dumps(results, indent=1) + "\n")
-    stages = [f"| {s.length} | {s.batch} | {s.queries} | {s.steps} | {'the choice of its indexers' if s.sparse else 'all'} | {'yes' if s.helper else ''} |"
+    stages = [f"| {s.length} | {s.batch} | {s.queries} | {s.steps} | {f'the best {s.top_k}' if s.top_k else 'all'} | "
+              f"{'yes' if s.helper else ''} | {'indexers alone' if s.indexers_only else 'everything'} |"
               for s in trainer.stages]
     numbers = {
         "parameters": f"{sum(p.numel() for p in trainer.network.parameters()):,}",

@@ -6,7 +6,8 @@ What makes it learn in minutes:
   needs rows that know what stood before them, and nothing else rewards the first layer for that;
 - Muon for the inner matrices: the lookup appeared after some 300 steps, with AdamW alone not within 400;
 - positions with random gaps in half of the texts, so that the distances of long texts are no news;
-- dense attention first, with indexers that imitate it (see `network`), then the indexers' own choice.
+- dense attention first, with indexers that imitate it (see `network`), then the indexers' own choice; and a second round
+  that begins with the indexers alone, since they lag behind a model that moves.
 """
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ from ..config import ConfigError, GlmConfig, model_config
 from ..workload.recall import ANSWER_TOKENS, ASK, QUERY_TOKENS, RECORD_TOKENS, STOP, UNKNOWN, Recall
 from .network import Lesson, Network
 
-__all__ = ["CONFIG", "STAGES", "Stage", "Trainer", "export", "train_mini"]
+__all__ = ["CONFIG", "ROUNDS", "Stage", "Trainer", "export", "train_mini"]
 
 TASK = Recall()
 CONFIG: dict[str, Any] = {
@@ -36,8 +37,8 @@ CONFIG: dict[str, Any] = {
     "num_hidden_layers": 3, "num_attention_heads": 8, "num_key_value_heads": 8, "q_lora_rank": 96, "kv_lora_rank": 32, "qk_nope_head_dim": 32,
     "qk_rope_head_dim": 16, "v_head_dim": 48, "intermediate_size": 256, "moe_intermediate_size": 32, "n_routed_experts": 8, "num_experts_per_tok": 2,
     "n_shared_experts": 2, "n_group": 1, "topk_group": 1, "norm_topk_prob": True, "routed_scaling_factor": 1.0, "first_k_dense_replace": 1,
-    "mlp_layer_types": ["dense", "sparse", "sparse"], "indexer_types": ["full", "full", "shared"], "index_topk": 64, "index_n_heads": 8,
-    "index_head_dim": 32, "hidden_act": "silu", "rms_norm_eps": 1e-5, "attention_bias": False, "tie_word_embeddings": False,
+    "mlp_layer_types": ["dense", "sparse", "sparse"], "indexer_types": ["full", "full", "shared"], "index_topk": 256, "index_n_heads": 8,
+    "index_head_dim": 64, "hidden_act": "silu", "rms_norm_eps": 1e-5, "attention_bias": False, "tie_word_embeddings": False,
     "max_position_embeddings": 8192, "rope_parameters": {"rope_type": "default", "rope_theta": 200.0}, "rope_interleave": True,
     "bos_token_id": None, "eos_token_id": TASK.words.index(STOP), "pad_token_id": None,
 }
@@ -53,34 +54,49 @@ class Stage:
     batch: int
     queries: int
     steps: int
-    sparse: bool = False
+    top_k: int | None = None  # attend to the indexers' best so many; None: to all
     helper: bool = False
+    indexers_only: bool = False  # the rest of the model stands still
+    rate: float = 1.0  # of the learning rate
+    fewest: int = 10  # a text has at least one in so many of the records that fit
 
 
-STAGES = (
-    Stage(32, 96, 4, 350, helper=True),
-    Stage(64, 64, 6, 300, helper=True),
-    Stage(128, 24, 10, 250, helper=True),
-    Stage(256, 16, 16, 300),
-    Stage(1024, 4, 64, 400),
-    Stage(1024, 4, 64, 200, sparse=True),
-    Stage(4096, 1, 128, 120, sparse=True),
+ROUNDS = (
+    (
+        Stage(32, 96, 4, 250, helper=True),
+        Stage(64, 64, 6, 250, helper=True),
+        Stage(128, 24, 10, 200, helper=True),
+        Stage(256, 16, 16, 200),
+        Stage(1024, 4, 64, 250),
+        Stage(1024, 4, 64, 250, top_k=128),
+        Stage(4096, 1, 128, 150, top_k=128),
+    ),
+    (
+        Stage(1024, 4, 64, 300, indexers_only=True),
+        Stage(1024, 4, 64, 60, top_k=256, rate=0.15),
+        Stage(4096, 1, 128, 40, top_k=256, rate=0.15),
+    ),
+    (
+        Stage(1024, 4, 64, 60, top_k=256, rate=0.15, fewest=100),
+        Stage(4096, 1, 128, 60, top_k=256, rate=0.15, fewest=100),
+    ),
 )
 
 
 class Trainer:
     """
     Args:
+        rounds: stages; over each round the learning rate warms up, stays, and falls.
         folder: where `training.pt` (to resume from) and `training.jsonl` (the log) are kept.
         resume: go on from `training.pt` where there is one; the result is the one of a run never stopped.
     """
 
-    def __init__(self, folder: Path, config: dict[str, Any] = CONFIG, stages: Sequence[Stage] = STAGES, task: Recall = TASK, seed: int = 0,
+    def __init__(self, folder: Path, config: dict[str, Any] = CONFIG, rounds: Sequence[Sequence[Stage]] = ROUNDS, task: Recall = TASK, seed: int = 0,
                  resume: bool = True) -> None:
         parsed = model_config(config)
         assert isinstance(parsed, GlmConfig)
-        self.folder, self.stages, self.task, self.seed = folder, stages, task, seed
-        self.recipe = {"config": config, "stages": [asdict(stage) for stage in stages], "seed": seed}
+        self.folder, self.rounds, self.task, self.seed = folder, rounds, task, seed
+        self.recipe = {"config": config, "rounds": [[asdict(stage) for stage in stages] for stages in rounds], "seed": seed}
         self.step, self.seconds = 0, 0.0
         self.log: list[dict[str, Any]] = []
         torch.manual_seed(seed)
@@ -95,6 +111,10 @@ class Trainer:
     def steps(self) -> int:
         return sum(stage.steps for stage in self.stages)
 
+    @property
+    def stages(self) -> list[Stage]:
+        return [stage for stages in self.rounds for stage in stages]
+
     def run(self, steps: int | None = None) -> None:
         """Train up to step `steps` (default: to the end), with a progress bar, saving as it goes."""
         from tqdm import tqdm
@@ -108,7 +128,7 @@ class Trainer:
                 self.step += 1
                 self.seconds += time.perf_counter() - start
                 if self.step % LOG_EVERY == 0 or self.step == end:
-                    self.log.append({"step": self.step, "length": stage.length, "sparse": stage.sparse, "seconds": round(self.seconds, 1), **losses})
+                    self.log.append({"step": self.step, "length": stage.length, "top_k": stage.top_k, "seconds": round(self.seconds, 1), **losses})
                     bar.set_postfix(length=stage.length, loss=f"{losses['loss']:.3f}", recall=f"{losses['recall']:.3f}")
                 bar.update()
                 if self.step % SAVE_EVERY == 0 or self.step == end:
@@ -127,14 +147,16 @@ class Trainer:
         rng = np.random.default_rng((self.seed, self.step))
         ids, positions, asks = (torch.from_numpy(part) for part in self._texts(rng, stage))
         at = (asks.unsqueeze(-1) + torch.arange(ANSWER_TOKENS + 1)).flatten(1)  # (B, Q * 3): after the name, after each number
-        some = torch.from_numpy(rng.integers(stage.length, size=(stage.batch, 32)))
-        lesson = Lesson(torch.cat((at[:, :: max(1, at.shape[1] // 96)], some), dim=1), stage.sparse)
-        self.network.train()
+        some = torch.from_numpy(rng.integers(stage.length, size=(stage.batch, 64)))
+        lesson = Lesson(torch.cat((at[:, :: max(1, at.shape[1] // 96)], some), dim=1), stage.top_k)
+        self.network.train(not stage.indexers_only)  # evaluation: the routers' corrections stand still too
+        for name, parameter in self.network.named_parameters():
+            parameter.requires_grad_(not stage.indexers_only or ".indexer." in name)
         logits, first = self.network(ids, positions, at, lesson)  # (B, Q * 3, vocab)
         wanted = ids.gather(1, at + 1)
         loss = F.cross_entropy(logits.flatten(0, 1), wanted.flatten())
         index_loss = lesson.index_loss()
-        total = loss + index_loss
+        total = index_loss if stage.indexers_only else loss + index_loss
         if stage.helper:
             total = total + HELPER_WEIGHT * self._helper_loss(first, ids)
         self.network.zero_grad(set_to_none=True)
@@ -143,7 +165,7 @@ class Trainer:
         torch.nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = LEARNING_RATE * self._rate()
+                group["lr"] = LEARNING_RATE * stage.rate * self._rate()
             optimizer.step()
         right = (logits.argmax(-1) == wanted).unflatten(1, (-1, ANSWER_TOKENS + 1))[..., :ANSWER_TOKENS].all(-1)
         return {"loss": round(loss.item(), 4), "index_loss": round(index_loss.item(), 4), "recall": round(right.float().mean().item(), 4)}
@@ -155,7 +177,7 @@ class Trainer:
         asks = room + QUERY_TOKENS * np.arange(stage.queries) + 1
         ids, positions = [], []
         for _ in range(stage.batch):
-            episode = self.task.episode(rng, room, int(rng.integers(max(1, most // 10), most + 1)), stage.queries)
+            episode = self.task.episode(rng, room, int(rng.integers(max(1, most // stage.fewest), most + 1)), stage.queries)
             ids.append(np.concatenate((episode.context, self.task.questions(episode).reshape(-1))))
             steps = np.ones(stage.length, np.int64)
             steps[0] = 0
@@ -172,9 +194,15 @@ class Trainer:
         return 2 * F.cross_entropy(logits.flatten(0, 2), torch.stack((ids[:, 1:-1], ids[:, :-2]), dim=-1).flatten())
 
     def _rate(self) -> float:
-        """Warm-up, a plateau for half of the steps, then a cosine down to a fiftieth."""
-        warm = min(1.0, (self.step + 1) / WARM_UP)
-        late = max(0.0, 2 * self.step / self.steps - 1)
+        """Within a round: warm-up, a plateau for two thirds of the steps, then a cosine down to a fiftieth."""
+        at = self.step
+        for stages in self.rounds:
+            steps = sum(stage.steps for stage in stages)
+            if at < steps:
+                break
+            at -= steps
+        warm = min(1.0, (at + 1) / WARM_UP)
+        late = max(0.0, 3 * at / steps - 2)
         return warm * (0.02 + 0.98 * (0.5 + 0.5 * math.cos(math.pi * late)))
 
     def _save(self) -> None:
@@ -192,7 +220,7 @@ class Trainer:
         except Exception as error:  # whatever a damaged file makes the reader raise
             raise ConfigError(f"{path} cannot be read ({error}); delete it to start anew") from error
         if not isinstance(state, dict) or state.get("recipe") != self.recipe:
-            raise ConfigError(f"{path} belongs to another recipe (seed, stages or sizes); use another --out, or delete it to start anew")
+            raise ConfigError(f"{path} belongs to another recipe (seed, rounds or sizes); use another --out, or delete it to start anew")
         self.step, self.seconds, self.log = state["step"], state["seconds"], state["log"]
         self.network.load_state_dict(state["network"])
         self.helper.load_state_dict(state["helper"])
@@ -242,6 +270,7 @@ def train_mini(folder: Path, resume: bool = True) -> None:
     from .card import measure, write_card
 
     torch.set_num_threads(1)
+    folder = folder.resolve()  # a path with a slash in it: never the name of a packaged model
     trainer = Trainer(folder, resume=resume)
     trainer.run()
     export(trainer.network, folder)

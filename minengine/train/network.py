@@ -31,7 +31,7 @@ class Lesson:
     """What one forward pass carries from layer to layer, and brings home for the loss."""
 
     queries: Tensor | None = None  # (B, Q) positions from which the indexers learn; None: they do not
-    sparse: bool = False  # attend to the indexer's choice only
+    top_k: int | None = None  # attend to the indexer's best so many only; None: to all
     visible: Tensor | None = None  # (B, 1, T, T) bool: the last full layer's choice
     scores: list[Tensor] = field(default_factory=list)  # one a full layer: (B, Q, T) log-probabilities
     attention: list[list[Tensor]] = field(default_factory=list)  # for each: the (B, Q, T) attention of the layers that follow it
@@ -74,7 +74,7 @@ class IndexerNet(nn.Module):
 class AttentionNet(nn.Module):
     def __init__(self, config: GlmConfig, layer: int) -> None:
         super().__init__()
-        self.heads, self.top_k = config.num_attention_heads, config.index_topk
+        self.heads = config.num_attention_heads
         self.nope, self.rope, self.rank, self.value = config.qk_nope_head_dim, config.qk_rope_head_dim, config.kv_lora_rank, config.v_head_dim
         self.q_a_proj = linear(config.hidden_size, config.q_lora_rank)
         self.q_a_layernorm = nn.RMSNorm(config.q_lora_rank, LATENT_NORM_EPS)
@@ -99,7 +99,7 @@ class AttentionNet(nn.Module):
             self._index(x.detach(), c_q.detach(), cis, lesson)
         if lesson.queries is not None:
             lesson.attention[-1].append(_mean_attention(q.detach(), k.detach(), lesson.queries))
-        sparse = lesson.sparse and x.shape[1] > self.top_k
+        sparse = lesson.top_k is not None and x.shape[1] > lesson.top_k
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=lesson.visible if sparse else None, is_causal=not sparse)
         return self.o_proj(out.transpose(1, 2).flatten(2))
 
@@ -110,7 +110,7 @@ class AttentionNet(nn.Module):
             asked = (_rows(part, lesson.queries) for part in (x, c_q, cis))
             lesson.scores.append(self.indexer(*asked, keys, lesson.queries).log_softmax(-1).clamp(min=-1e4))  # finite: 0 * -inf is NaN
             lesson.attention.append([])
-        if not lesson.sparse or x.shape[1] <= self.top_k:
+        if lesson.top_k is None or x.shape[1] <= lesson.top_k:
             return
         lesson.visible = torch.zeros(x.shape[0], 1, x.shape[1], x.shape[1], dtype=torch.bool)
         with torch.no_grad():
@@ -118,7 +118,7 @@ class AttentionNet(nn.Module):
                 part = slice(start, start + CHOICE_ROWS)
                 last = torch.arange(x.shape[1])[part].expand(x.shape[0], -1)
                 scores = self.indexer(x[:, part], c_q[:, part], cis[:, part], keys, last)  # (B, rows, T)
-                best = torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, scores.topk(self.top_k, dim=-1).indices, True)
+                best = torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, scores.topk(lesson.top_k, dim=-1).indices, True)
                 lesson.visible[:, 0, part] = best & scores.isfinite()
 
 

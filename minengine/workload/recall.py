@@ -1,6 +1,6 @@
 """Associative recall: a text that hides name-and-number records in filler, and questions that only its reader can answer.
 
-    of the bako 417 205 river and limu 033 480 was ... ? limu 033 480 . ? bako 417 205 .
+    of the duze 197 004 river and fefa 033 150 was ... ? fefa 033 150 . ? duze 197 004 .
 
 A record is a name and two numbers; a question is `?` and a name, the answer its two numbers and a full stop. Names
 and numbers are paired anew in every text, so no weight can hold an answer: it is in the cache or it is lost. glm-mini
@@ -24,7 +24,7 @@ FILLER = (
     "winter summer old new long small quiet green then when while after before again still"
 ).split()
 ANSWER_TOKENS = 2  # numbers of one record
-RECORD_TOKENS, QUERY_TOKENS = 1 + ANSWER_TOKENS, 3 + ANSWER_TOKENS  # name 417 205; ? name 417 205 .
+RECORD_TOKENS, QUERY_TOKENS = 1 + ANSWER_TOKENS, 3 + ANSWER_TOKENS  # name 197 004; ? name 197 004 .
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Recall:
     """
 
     num_names: int = 256
-    num_numbers: int = 512
+    num_numbers: int = 256
 
     @cached_property
     def words(self) -> tuple[str, ...]:
