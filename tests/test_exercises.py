@@ -56,6 +56,8 @@ RIGHT = {
     "ch01.ex3": hits_of_the_last_turn,
     "ch02.ex1": batches,
     "ch02.ex2": lambda prompt, answer: prompt + answer - 1,
+    "ch03.ex2": lambda rank, rope: rank // 2 + rope + rank // 16,
+    "ch03.ex3": lambda layer, slot: (layer * 128 + slot) * 352,
 }
 WRONG = {
     "ch01.ex1": [lambda latency, ttft, n: n / (latency - ttft) / (n / latency),  # n gaps instead of n - 1
@@ -67,6 +69,9 @@ WRONG = {
                  lambda lengths, places: batches(lengths, places)[::-1]],
     "ch02.ex2": [lambda prompt, answer: prompt + answer, lambda prompt, answer: prompt + answer - 2, lambda prompt, answer: prompt,
                  lambda prompt, answer: -(-(prompt + answer - 1) // 64) * 64],
+    "ch03.ex1": [6.6, 373.2e9, 2 * 373.2, 373.2 * 448 / 512, True, None],  # the latent's, bytes, 16 bits, no rotary part
+    "ch03.ex2": [lambda rank, rope: rank // 2 + rope // 2 + rank // 16, lambda rank, rope: rank // 2 + rope, lambda rank, rope: rank + rope],
+    "ch03.ex3": [lambda layer, slot: (layer * 64 + slot) * 352, lambda layer, slot: (slot * 78 + layer) * 352, lambda layer, slot: layer * 128 + slot],
 }
 
 
