@@ -190,7 +190,6 @@ def test_of_many_quick_changes_the_last_is_shown(browser, book):  # noqa: F811
         page = watched.open(book["http"])
         steps = Steps(page)
         page.evaluate(drag, [4, 9, 24, 3, 17, 11])
-        assert "Starting Python" in steps.note()
         steps.settle()
         assert steps.numbers() == shown(streams=11) and steps.note() == ""
         page.evaluate(drag, [5, 23, 8, 14, 6])  # now Python answers in between

@@ -5,7 +5,7 @@ from functools import lru_cache
 
 import pytest
 import regex
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from test_gguf import write
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors, trainers
@@ -59,13 +59,14 @@ def plain_encode(text):
             continue
         for piece in regex.findall(r"\p{N}|\P{N}+", part):  # digits one by one, then GPT-2's words
             for word in regex.findall(r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+", piece):
-                symbols = [alphabet(byte) for byte in word.encode()]
+                # The file leaves a few single bytes out; its neighbours are then neighbours of each other, as the library has it.
+                symbols = [symbol for symbol in map(alphabet, word.encode()) if symbol in vocabulary]
                 while len(symbols) > 1:
                     rank, at = min((ranks.get(pair, 1 << 30), at) for at, pair in enumerate(zip(symbols, symbols[1:])))
                     if rank == 1 << 30:
                         break
                     symbols[at: at + 2] = ["".join(symbols[at: at + 2])]
-                ids += [vocabulary[symbol] for symbol in symbols if symbol in vocabulary]  # the file leaves a few single bytes out
+                ids += [vocabulary[symbol] for symbol in symbols]
     return ids
 
 
@@ -76,6 +77,7 @@ def test_smollm2_encodes_as_a_plain_encoder_does(text):
     assert smollm2().encode(text) == plain_encode(text)
 
 
+@example("\u00a6\U00082000")  # a byte that the file leaves out, between two that merge
 @given(st.text(max_size=60) | st.text(st.sampled_from(" \n\t\r'0123456789abE.\u00e9\u65e5\U0001f600<|im_end|>"), max_size=40))
 def test_any_text_encodes_as_a_plain_encoder_does(text):
     assert smollm2().encode(text) == plain_encode(text)
