@@ -177,24 +177,40 @@ def test_what_is_set_is_what_is_shown(browser, book):  # noqa: F811
         assert not watched.wrong
 
 
+DRAG = """async (values) => {
+    const slider = document.querySelector(".st input[type=range]");
+    for (const value of values) {
+        slider.value = value;
+        slider.dispatchEvent(new Event("input", { bubbles: true }));
+        await new Promise((done) => setTimeout(done));
+    }
+}"""
+
+
 def test_of_many_quick_changes_the_last_is_shown(browser, book):  # noqa: F811
-    drag = """async (values) => {
-        const slider = document.querySelector(".st input[type=range]");
-        for (const value of values) {
-            slider.value = value;
-            slider.dispatchEvent(new Event("input", { bubbles: true }));
-            await new Promise((done) => setTimeout(done));
-        }
-    }"""
     with Watched(browser, 1280) as watched:
         page = watched.open(book["http"])
         steps = Steps(page)
-        page.evaluate(drag, [4, 9, 24, 3, 17, 11])
+        page.evaluate(DRAG, [4, 9, 24, 3, 17, 11])
         steps.settle()
         assert steps.numbers() == shown(streams=11) and steps.note() == ""
-        page.evaluate(drag, [5, 23, 8, 14, 6])  # now Python answers in between
+        page.evaluate(DRAG, [5, 23, 8, 14, 6])  # now Python answers in between
         steps.settle()
         assert steps.numbers() == shown(streams=6) and not watched.wrong
+
+
+def test_while_python_starts_the_page_says_so(browser, book):  # noqa: F811
+    with Watched(browser, 1280) as watched:
+        page = watched.open(book["http"])
+        held = []
+        page.route("**/engine.js", lambda route: held.append(route))  # the start waits until we have looked
+        steps = Steps(page)
+        page.evaluate(DRAG, [4])
+        page.wait_for_function("[...document.querySelectorAll('.st *')].some((e) => e.textContent.startsWith('Starting Python'))")
+        assert "Starting Python" in steps.note()
+        held[0].continue_()
+        steps.settle()
+        assert steps.numbers() == shown(streams=4) and steps.note() == "" and not watched.wrong
 
 
 def test_a_setting_that_cannot_be_is_a_sentence(browser, book):  # noqa: F811
