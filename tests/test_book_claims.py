@@ -274,6 +274,17 @@ def test_without_scripts_a_number_has_a_title_and_its_note(browser, site):  # no
         assert watched.page.locator("#row_fp8_bytes").is_visible() and watched.page.locator(".ledger-statuses button").first.is_disabled()
 
 
+def test_the_ledger_leads_to_the_open_cell_that_recorded_a_value(browser, site):  # noqa: F811
+    with opened(browser, site, page="chapters/ledger.html") as watched:
+        page = watched.page
+        page.locator('a[href="01-small.html#own-mooncake_hit"]').first.click()
+        page.wait_for_function("location.hash === '#own-mooncake_hit'")
+        details = page.locator(".cell:has(#own-mooncake_hit) details")
+        page.wait_for_function("document.querySelector('.cell:has(#own-mooncake_hit) details').open")
+        assert details.evaluate("e => e.getBoundingClientRect().top >= 0 && e.getBoundingClientRect().top < innerHeight")
+        assert not watched.wrong
+
+
 @pytest.mark.browser
 @pytest.mark.parametrize("width", [1280, 360])
 def test_the_ledger_shows_the_rows_of_a_status(browser, site, width):  # noqa: F811

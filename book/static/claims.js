@@ -77,4 +77,13 @@
       quietly(() => button.focus());
     });
   }
+
+  /** The ledger leads to the cell that recorded a value: its code is opened and stands below the page's header. */
+  function openRecorded() {
+    const cell = document.getElementById(location.hash.slice(1))?.closest(".cell:has(.claim-record)");
+    cell?.querySelector("details")?.setAttribute("open", "");
+    cell?.scrollIntoView();
+  }
+  addEventListener("hashchange", openRecorded);
+  addEventListener("load", () => requestAnimationFrame(openRecorded)); // after the browser's own jump
 })();
