@@ -69,7 +69,8 @@ class References(SphinxDirective):
 
 
 def _authors(work: Entry) -> list[str]:
-    return [" ".join([*person.prelast_names, *person.last_names, *person.lineage_names]) for person in work.persons["author"]]
+    names = (" ".join([*person.prelast_names, *person.last_names, *person.lineage_names]) for person in work.persons["author"])
+    return [name.strip("{}") for name in names]  # braces keep a body's name in one piece
 
 
 def setup(app: Sphinx) -> None:
