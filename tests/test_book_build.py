@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from small_book import HEADER
 
 from bookkit import assets
 from bookkit.inputs import Inputs
@@ -151,17 +152,7 @@ def test_stored_outputs_come_back_under_todays_tags(checkout, tmp_path):
     assert merged.cells[1].metadata.tags == ["hide-input"]
 
 
-CHAPTER = """---
-jupytext:
-  text_representation:
-    extension: .md
-    format_name: myst
-kernelspec:
-  display_name: Python 3
-  language: python
-  name: python3
----
-# {title}
+CHAPTER = HEADER + """# {title}
 
 {prose}
 

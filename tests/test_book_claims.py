@@ -10,23 +10,14 @@ from pathlib import Path
 import pytest
 import yaml
 from browsing import Watched, browser, served  # noqa: F401  (a fixture)
+from small_book import HEADER
 
 from bookkit import assets
 from minengine.claims import read_claims
 
 ROOT = Path(__file__).resolve().parents[1]
 AXE = "axe.run('.bd-article').then((found) => found.violations.map((it) => [it.id, it.nodes.map((node) => node.html.slice(0, 200))]))"
-CHAPTER = """---
-jupytext:
-  text_representation:
-    extension: .md
-    format_name: myst
-kernelspec:
-  display_name: Python 3
-  language: python
-  name: python3
----
-# A small chapter
+CHAPTER = HEADER + """# A small chapter
 
 A row has {{claim}}`row_fp8_bytes|unit`, then {{claim}}`row_fp8_bytes`; chat finds {{claim}}`mooncake_hit|percent` and waits
 {{claim}}`queue_wait_8k_ms` ms. {prose}
