@@ -1,4 +1,4 @@
-// What one cached token costs: the closed formulas of minengine/arithmetic.py and the config reading of
+// What one cached token costs: the closed formulas of minengine/arithmetic/ and the config reading of
 // minengine/config.py, said again for the page. Tests hold the two equal, messages included.
 
 export const FORMATS = {
