@@ -51,9 +51,10 @@ def compile_report(arch: str) -> list[Report]:
     if not isinstance(rows_kernel.gather_dequant_rows_kernel, triton.JITFunction):
         raise RuntimeError("TRITON_INTERPRET is set, so kernels are interpreted and cannot be compiled; unset it and run again")
     kernel = rows_kernel.gather_dequant_rows_kernel
-    source = ASTSource(kernel, rows_kernel.SIGNATURE, rows_kernel.constants(512, 64, True))
+    (case,) = rows_kernel.aot_cases()
+    source = ASTSource(case.kernel, case.signature, case.constants)
     capability = int(re.sub(r"\D", "", arch))
-    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": rows_kernel.NUM_WARPS})
+    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": case.num_warps})
     return [_read_cubin(kernel.__name__, arch, compiled.asm["cubin"], compiled.metadata.shared)]
 
 

@@ -7,6 +7,8 @@ Numbers are decoded by moving their exponent and mantissa into a float16's field
 import triton
 import triton.language as tl
 
+from minkernels.aot_case import Case
+
 
 @triton.jit
 def _half_bits(bits):
@@ -67,9 +69,14 @@ def constants(kv_lora_rank: int, qk_rope_head_dim: int, interleaved: bool) -> di
     }
 
 
-# What the ahead-of-time report compiles: the 352-byte row into float16.
-SIGNATURE = {
-    "pages": "*u8", "slots": "*i32", "latent_out": "*fp16", "rope_out": "*fp16", "num_slots": "i64", "block_size": "i32", "page_stride": "i64",
-    "row_stride": "i32", **dict.fromkeys(("RANK", "ROPE", "INTERLEAVED", "HALF_BLOCK", "ROPE_BLOCK"), "constexpr"),
-}
 NUM_WARPS = 1  # 256 packed bytes are 8 a lane
+
+
+def aot_cases() -> list[Case]:
+    """The 352-byte row into float16."""
+    consts = constants(512, 64, True)
+    signature = {
+        "pages": "*u8", "slots": "*i32", "latent_out": "*fp16", "rope_out": "*fp16", "num_slots": "i64", "block_size": "i32", "page_stride": "i64",
+        "row_stride": "i32", **dict.fromkeys(consts, "constexpr"),
+    }
+    return [Case("gather_dequant 352 to fp16", gather_dequant_rows_kernel, signature, consts, NUM_WARPS, num_stages=3)]
