@@ -11,7 +11,7 @@ import torch
 
 from minengine.arithmetic import row_bytes
 from minengine.kv.rows import row_format
-from minkernels.rows import gather_dequant_rows, pack_row
+from minkernels.rows import gather_dequant_rows, pack
 
 SHAPES = [(512, 64), (64, 16), (144, 6), (16, 8)]
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -22,7 +22,7 @@ def pages_and_slots(rank: int, rope: int, slot_dtype: torch.dtype = torch.int32)
     torch.manual_seed(rank)
     blocks, size, width = 3, 4, row_bytes("nvfp4_fp8_ds_mla", rank, rope).total
     latent = torch.randn(blocks, size, rank) * torch.exp2(torch.randint(-8, 8, (blocks, size, 1)).float())
-    rows = pack_row(latent, torch.randn(blocks, size, rope) * 9)
+    rows = pack(latent, torch.randn(blocks, size, rope) * 9, "nvfp4_fp8_ds_mla")
     pages = torch.full((blocks, 2 * size, width + 5), 0x7F, dtype=torch.uint8)[:, :size, 2 : 2 + width]
     pages.copy_(rows)
     limits = torch.iinfo(slot_dtype)

@@ -15,14 +15,13 @@ from typing import Callable
 import torch
 from torch import Tensor
 
-from minengine.arithmetic import FP8_DS_MLA_GROUP, INT_BITS, Q_BLOCK, head_row_bytes, indexer_bytes, row_bytes
+from minengine.arithmetic import INT_BITS, Q_BLOCK, head_row_bytes, indexer_bytes, row_bytes
+from minkernels.casts import FLOAT_TINY, PLAIN, as_bytes, finite, from_bytes, store
 from minkernels.fp4 import E4M3_MAX, GROUP, e4m3_decode, e4m3_encode, nvfp4_dequantize, nvfp4_quantize
-from minkernels.rows import pack_row, unpack_row
+from minkernels.rows import pack, unpack
 
 __all__ = ["IndexerFormat", "RowFormat", "head_format", "indexer_format", "row_format"]
 
-PLAIN = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-FLOAT_TINY = 2.0**-126  # the smallest normal float32
 ALMOST_HALF = 0.5 - 2.0**-25  # added before floor() it rounds half up, and the number below a half down
 
 
@@ -69,17 +68,17 @@ class IndexerFormat:
     def quantize(self, keys: Tensor) -> Tensor:
         """(..., width) float -> (..., storage_width)."""
         if self.name in PLAIN:
-            return _store(keys, self.storage_dtype)
-        keys = _finite(keys)
+            return store(keys, self.storage_dtype)
+        keys = finite(keys)
         scale = keys.abs().amax(-1, keepdim=True).div_(E4M3_MAX).clamp_(min=FLOAT_TINY)  # (..., 1)
-        return torch.cat((e4m3_encode(keys / scale), _as_bytes(scale)), dim=-1)
+        return torch.cat((e4m3_encode(keys / scale), as_bytes(scale)), dim=-1)
 
     def dequantize(self, rows: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """(..., storage_width) -> (..., width) of `dtype`."""
         if self.name in PLAIN:
-            return _store(rows, dtype)
+            return store(rows, dtype)
         keys, scale = rows.split((self.width, self.nbytes - self.width), dim=-1)
-        return _store(e4m3_decode(keys) * _from_bytes(scale, torch.float32), dtype)
+        return store(e4m3_decode(keys) * from_bytes(scale, torch.float32), dtype)
 
 
 def row_format(name: str, kv_lora_rank: int = 512, qk_rope_head_dim: int = 64) -> RowFormat:
@@ -90,14 +89,10 @@ def row_format(name: str, kv_lora_rank: int = 512, qk_rope_head_dim: int = 64) -
     """
     row = row_bytes(name, kv_lora_rank, qk_rope_head_dim)
     nbytes, widths = row.total, (kv_lora_rank, qk_rope_head_dim)
-    if name in PLAIN or name == "fp8":
-        return _whole_row(name, nbytes, widths)
-    if name == "fp8_ds_mla":
-        return RowFormat(name, nbytes, widths, torch.uint8, nbytes, _pack_fp8_ds_mla, partial(_unpack_fp8_ds_mla, tuple(row.parts.values())))
     if name in INT_BITS:
-        pack, unpack = partial(_pack_int, INT_BITS[name]), partial(_unpack_int, INT_BITS[name], tuple(row.parts.values()))
-        return RowFormat(name, nbytes, widths, torch.uint8, nbytes, pack, unpack)
-    return RowFormat(name, nbytes, widths, torch.uint8, nbytes, pack_row, lambda rows, dtype: unpack_row(rows, *widths, dtype))
+        quantize, dequantize = partial(_pack_int, INT_BITS[name]), partial(_unpack_int, INT_BITS[name], tuple(row.parts.values()))
+        return RowFormat(name, nbytes, widths, torch.uint8, nbytes, quantize, dequantize)
+    return _kernel_row(name, nbytes, widths)
 
 
 def head_format(name: str, head_dim: int) -> RowFormat:
@@ -109,7 +104,7 @@ def head_format(name: str, head_dim: int) -> RowFormat:
     nbytes = head_row_bytes(name, head_dim).total
     widths = (head_dim, head_dim)
     if name in PLAIN or name == "fp8":
-        return _whole_row(name, nbytes, widths)
+        return _kernel_row(name, nbytes, widths)
     pack, unpack = {"nvfp4": (_pack_nvfp4, _unpack_nvfp4), "q8_0": (_pack_q8_0, _unpack_q8_0), "q4_0": (_pack_q4_0, _unpack_q4_0)}[name]
 
     def quantize(k: Tensor, v: Tensor) -> Tensor:
@@ -132,42 +127,11 @@ def indexer_format(kv_cache_dtype: str, width: int) -> IndexerFormat:
     return IndexerFormat(kv_cache_dtype, nbytes, width, dtype, nbytes // dtype.itemsize)
 
 
-# --- rows whose values are all of one type: float32, bfloat16, unscaled fp8 --------------------------------
-
-def _whole_row(name: str, nbytes: int, widths: tuple[int, int]) -> RowFormat:
+def _kernel_row(name: str, nbytes: int, widths: tuple[int, int]) -> RowFormat:
+    """A row that `minkernels.rows` packs: plain and unscaled fp8 ones of both kinds, and the latent rows that kernels read."""
     storage = PLAIN.get(name, torch.uint8)
-
-    def quantize(a: Tensor, b: Tensor) -> Tensor:
-        values = torch.cat((a, b), dim=-1)
-        return e4m3_encode(values) if name == "fp8" else _store(values, storage)
-
-    def dequantize(rows: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        values = e4m3_decode(rows, dtype) if name == "fp8" else _store(rows, dtype)
-        return values.split(widths, dim=-1)
-
-    return RowFormat(name, nbytes, widths, storage, nbytes // storage.itemsize, quantize, dequantize)
-
-
-# --- fp8_ds_mla: E4M3 latent, one power-of-two FP32 scale per 128 values, BF16 rope ------------------------
-
-def _pack_fp8_ds_mla(latent: Tensor, rope: Tensor) -> Tensor:
-    """The last group is shorter where the rank is no multiple of 128.
-
-    scale = the least power of two that brings the group's largest magnitude to 448 or below.
-    """
-    rank = latent.shape[-1]
-    groups = _groups(torch.nn.functional.pad(_finite(latent), (0, -rank % FP8_DS_MLA_GROUP)), FP8_DS_MLA_GROUP)
-    wanted = groups.abs().amax(-1).div_(E4M3_MAX).clamp_(min=FLOAT_TINY)  # (..., groups)
-    mantissa, exponent = torch.frexp(wanted)  # wanted = mantissa * 2^exponent, .5 <= mantissa < 1
-    scales = torch.ldexp(torch.ones_like(wanted), exponent - (mantissa == 0.5).int())
-    packed = e4m3_encode(groups / scales.unsqueeze(-1)).flatten(-2)[..., :rank]
-    return torch.cat((packed, _as_bytes(scales), _as_bytes(_store(rope, torch.bfloat16))), dim=-1)
-
-
-def _unpack_fp8_ds_mla(parts: tuple[int, int, int], rows: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    latent, scales, rope = rows.split(parts, dim=-1)
-    scale = _from_bytes(scales, torch.float32).repeat_interleave(FP8_DS_MLA_GROUP, dim=-1)[..., : latent.shape[-1]]
-    return _store(e4m3_decode(latent) * scale, dtype), _store(_from_bytes(rope, torch.bfloat16), dtype)
+    return RowFormat(name, nbytes, widths, storage, nbytes // storage.itemsize,
+                     lambda a, b: pack(a, b, name), lambda rows, dtype: unpack(rows, name, *widths, dtype))
 
 
 # --- int4, int3, int2: one FP32 scale a row, BF16 rope -------------------------------------------------------
@@ -175,19 +139,19 @@ def _unpack_fp8_ds_mla(parts: tuple[int, int, int], rows: Tensor, dtype: torch.d
 def _pack_int(bits: int, latent: Tensor, rope: Tensor) -> Tensor:
     """scale = amax / (2^(bits-1) - 1); a value is stored as round(value / scale) plus that divisor, 8 values in `bits` bytes, lowest bits first."""
     most = 2 ** (bits - 1) - 1
-    latent = _finite(latent)
+    latent = finite(latent)
     scale = latent.abs().amax(-1, keepdim=True).div_(most).clamp_(min=FLOAT_TINY)  # (..., 1)
     codes = (latent / scale).round_().clamp_(-most, most).long() + most
     words = (_groups(codes, 8) << torch.arange(0, 8 * bits, bits, device=codes.device)).sum(-1, keepdim=True)  # (..., R/8, 1)
     packed = (words >> torch.arange(0, 8 * bits, 8, device=codes.device) & 255).to(torch.uint8).flatten(-2)
-    return torch.cat((packed, _as_bytes(scale), _as_bytes(_store(rope, torch.bfloat16))), dim=-1)
+    return torch.cat((packed, as_bytes(scale), as_bytes(store(rope, torch.bfloat16))), dim=-1)
 
 
 def _unpack_int(bits: int, parts: tuple[int, int, int], rows: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     latent, scale, rope = rows.split(parts, dim=-1)
     words = (_groups(latent, bits).long() << torch.arange(0, 8 * bits, 8, device=rows.device)).sum(-1, keepdim=True)  # (..., R/8, 1)
     codes = (words >> torch.arange(0, 8 * bits, bits, device=rows.device) & 2**bits - 1).flatten(-2) - (2 ** (bits - 1) - 1)
-    return _store(codes * _from_bytes(scale, torch.float32), dtype), _store(_from_bytes(rope, torch.bfloat16), dtype)
+    return store(codes * from_bytes(scale, torch.float32), dtype), store(from_bytes(rope, torch.bfloat16), dtype)
 
 
 # --- grouped heads in groups with a scale: (..., n) values <-> (..., bytes) --------------------------------
@@ -207,12 +171,12 @@ def _pack_q8_0(x: Tensor) -> Tensor:
     d = blocks.abs().amax(-1, keepdim=True) / 127  # (..., n/32, 1)
     scaled = blocks * _inverse(d)
     q = scaled.abs().add_(ALMOST_HALF).floor_().copysign_(scaled).to(torch.int8)
-    return torch.cat((_as_bytes(d.half()), q.view(torch.uint8)), dim=-1).flatten(-2)
+    return torch.cat((as_bytes(d.half()), q.view(torch.uint8)), dim=-1).flatten(-2)
 
 
 def _unpack_q8_0(raw: Tensor, dtype: torch.dtype) -> Tensor:
     d, q = _groups(raw, 2 + Q_BLOCK).split((2, Q_BLOCK), dim=-1)
-    return _store(q.view(torch.int8) * _from_bytes(d, torch.float16).float(), dtype).flatten(-2)
+    return store(q.view(torch.int8) * from_bytes(d, torch.float16).float(), dtype).flatten(-2)
 
 
 def _pack_q4_0(x: Tensor) -> Tensor:
@@ -221,13 +185,13 @@ def _pack_q4_0(x: Tensor) -> Tensor:
     extreme = blocks.gather(-1, blocks.abs().argmax(-1, keepdim=True))  # (..., n/32, 1), with its sign
     d = extreme / -8
     q = (blocks * _inverse(d)).add_(8.5).floor_().clamp_(max=15).to(torch.uint8)
-    return torch.cat((_as_bytes(d.half()), q[..., :16] | (q[..., 16:] << 4)), dim=-1).flatten(-2)
+    return torch.cat((as_bytes(d.half()), q[..., :16] | (q[..., 16:] << 4)), dim=-1).flatten(-2)
 
 
 def _unpack_q4_0(raw: Tensor, dtype: torch.dtype) -> Tensor:
     d, packed = _groups(raw, 2 + Q_BLOCK // 2).split((2, Q_BLOCK // 2), dim=-1)
     q = torch.cat((packed & 15, packed >> 4), dim=-1).to(torch.int8) - 8
-    return _store(q * _from_bytes(d, torch.float16).float(), dtype).flatten(-2)
+    return store(q * from_bytes(d, torch.float16).float(), dtype).flatten(-2)
 
 
 def _blocks(x: Tensor, levels: int) -> Tensor:
@@ -241,32 +205,6 @@ def _inverse(d: Tensor) -> Tensor:
     return torch.where(d.abs() < FLOAT_TINY, 0.0, 1 / d)
 
 
-# --- bytes -------------------------------------------------------------------------------------------------
-
 def _groups(x: Tensor, size: int) -> Tensor:
     """(..., n) -> (..., n/size, size)."""
     return x.unflatten(-1, (x.shape[-1] // size, size))
-
-
-def _store(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """x in `dtype`, saturating where that is narrower; x itself where it has that dtype."""
-    if x.dtype == dtype:
-        return x
-    limit = torch.finfo(dtype).max
-    return x.to(dtype) if torch.finfo(x.dtype).max <= limit else x.clamp(-limit, limit).to(dtype)
-
-
-def _finite(x: Tensor) -> Tensor:
-    """float32 within +-1.875 * 2^127: beyond it rounding to E4M3's three bits would reach 2^128 on the way back."""
-    limit = 1.875 * 2.0**127
-    return x.float().clamp(-limit, limit)
-
-
-def _as_bytes(x: Tensor) -> Tensor:
-    """(..., n) -> (..., n * itemsize) uint8."""
-    return x.contiguous().view(torch.uint8)
-
-
-def _from_bytes(raw: Tensor, dtype: torch.dtype) -> Tensor:
-    """(..., n * itemsize) uint8 part of a row -> (..., n); copied, since a part need not be aligned."""
-    return raw.clone(memory_format=torch.contiguous_format).view(dtype)
