@@ -16,6 +16,7 @@ class Case:
     signature: Triton type by argument ("*u8", "i32", "constexpr", ...), in the kernel's order; a number in `constants` that the launch
         specialises, such as a stride of 1, is a "constexpr" here too.
     constants: value by name of the arguments that are "constexpr".
+    divisible: the whole-number arguments that a launch finds to be multiples of 16, as it finds every pointer: it decides how wide loads are.
     arches: the architectures that the case is compiled for (an instruction of one of them makes it a case of that one).
     wants: the kinds of instruction (of INSTRUCTION_KINDS) that its machine code must have on each of them.
     """
@@ -27,11 +28,14 @@ class Case:
     num_stages: int
     arches: tuple[str, ...] = ARCHITECTURES
     wants: tuple[str, ...] = ()
+    divisible: tuple[str, ...] = ()
 
     def __post_init__(self):
         for what, given, known in (("arches", self.arches, ARCHITECTURES), ("wants", self.wants, INSTRUCTION_KINDS)):
             if unknown := [name for name in given if name not in known]:
                 raise ValueError(f"case '{self.name}': {what} has {unknown}; use {', '.join(known)}")
+        if unknown := [name for name in self.divisible if name not in self.signature]:
+            raise ValueError(f"case '{self.name}': divisible has {unknown}; use arguments of the signature")
         declared = {name for name, kind in self.signature.items() if kind == "constexpr"}
         if declared != set(self.constants):
             raise ValueError(f"case '{self.name}': constants must be the signature's constexpr arguments; they differ in "
