@@ -1,7 +1,8 @@
 """Four- and eight-bit floating-point numbers in plain torch: the oracle of every kernel that reads them.
 
 E2M1 (4 bits: sign, 2 exponent, 1 mantissa) has the magnitudes 0, .5, 1, 1.5, 2, 3, 4, 6. E4M3 (8 bits, no
-infinity) reaches 448; its smallest step is 2^-9. NVFP4 is E2M1 with one E4M3 scale per 16 values.
+infinity) reaches 448; its smallest step is 2^-9. NVFP4 is E2M1 with one E4M3 scale per 16 values, and, canonically,
+one FP32 scale for a whole tensor. MXFP4 is E2M1 with one E8M0 scale (8 bits: a power of two) per 32 values.
 
 All functions take any leading dims, run on CPU and CUDA, and never sync with the device.
 """
@@ -12,14 +13,17 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-__all__ = ["E2M1_MAX", "E4M3_MAX", "E4M3_TINY", "GROUP", "e2m1_decode", "e2m1_encode", "e4m3_decode", "e4m3_encode", "e4m3_round_up",
-           "nvfp4_dequantize", "nvfp4_quantize"]
+__all__ = ["E2M1_MAX", "E4M3_MAX", "E4M3_TINY", "GROUP", "MX_GROUP", "e2m1_decode", "e2m1_encode", "e4m3_decode", "e4m3_encode", "e4m3_round_up",
+           "mxfp4_dequantize", "mxfp4_quantize", "nvfp4_dequantize", "nvfp4_global_scale", "nvfp4_quantize"]
 
 E2M1_MAX = 6.0
 E2M1_MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # by code; bit 3 of a code is the sign
 E4M3_MAX = 448.0
 E4M3_TINY = 2.0**-9  # the smallest positive E4M3, a subnormal
 GROUP = 16  # values that share a scale
+MX_GROUP = 32  # the same in MXFP4
+E8M0_BIAS = 127  # byte 0 is 2^-127, 254 is 2^127, 255 is NaN
+E2M1_MAX_EXPONENT = 2  # of its largest magnitude, 6 = 1.5 * 2^2
 
 
 def e2m1_encode(x: Tensor) -> Tensor:
@@ -84,11 +88,15 @@ def e4m3_round_up(x: Tensor) -> Tensor:
     return nearest + (e4m3_decode(nearest) < x)
 
 
-def nvfp4_quantize(x: Tensor, scale_rounding: str = "up") -> tuple[Tensor, Tensor]:
+def nvfp4_quantize(x: Tensor, scale_rounding: str = "up", global_scale: Tensor | None = None, least_scale: float = E4M3_TINY) -> tuple[Tensor, Tensor]:
     """(..., n) float, n a multiple of 16 -> (..., n/2) packed E2M1 and (..., n/16) E4M3 scale bytes.
 
-    scale = max(amax16 / 6, 2^-9); "up" (vLLM's row) takes the next E4M3, so that no value saturates;
+    scale = max(amax16 / 6, least_scale); "up" (vLLM's row) takes the next E4M3, so that no value saturates;
     "nearest" is the textbook choice: less error on N(0,1), some values clipped.
+
+    Args:
+        global_scale: what all values are divided by first, () or broadcastable; see `nvfp4_global_scale`. vLLM's row has none.
+        least_scale: 0 lets the scale of small groups round to zero, and such a group is stored as zeros.
 
     Raises:
         ValueError: n is no multiple of 16, or an unknown scale_rounding.
@@ -97,17 +105,61 @@ def nvfp4_quantize(x: Tensor, scale_rounding: str = "up") -> tuple[Tensor, Tenso
         raise ValueError(f"nvfp4 rows are groups of {GROUP} values; the last dimension is {x.shape[-1]}, pad it to a multiple of {GROUP}")
     if scale_rounding not in ("up", "nearest"):
         raise ValueError(f"scale_rounding='{scale_rounding}': use 'up' or 'nearest'")
-    groups = x.float().unflatten(-1, (x.shape[-1] // GROUP, GROUP))  # (..., n/16, 16)
-    wanted = (groups.abs().amax(-1) / E2M1_MAX).clamp(min=E4M3_TINY)
+    x = x.float() if global_scale is None else x.float() / global_scale
+    groups = x.unflatten(-1, (x.shape[-1] // GROUP, GROUP))  # (..., n/16, 16)
+    wanted = (groups.abs().amax(-1) / E2M1_MAX).clamp(min=least_scale)
     scales = e4m3_round_up(wanted) if scale_rounding == "up" else e4m3_encode(wanted)
-    return e2m1_encode(groups / e4m3_decode(scales).unsqueeze(-1)).flatten(-2), scales
+    divisors = e4m3_decode(scales)
+    if least_scale < E4M3_TINY:
+        divisors.masked_fill_(divisors == 0, torch.inf)
+    return e2m1_encode(groups / divisors.unsqueeze(-1)).flatten(-2), scales
 
 
-def nvfp4_dequantize(packed: Tensor, scales: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+def nvfp4_dequantize(packed: Tensor, scales: Tensor, dtype: torch.dtype = torch.float32, global_scale: Tensor | None = None) -> Tensor:
     """(..., n/2) packed E2M1, (..., n/16) scale bytes -> (..., n) values.
 
-    Value times scale has at most 6 significant bits and lies between 2^-10 and 2688: exact in every dtype.
+    Value times scale has at most 6 significant bits and lies between 2^-10 and 2688: exact in every dtype. Times a
+    global scale it is rounded to `dtype`.
     """
     values = e2m1_decode(packed, dtype)
     values.unflatten(-1, (scales.shape[-1], GROUP)).mul_(e4m3_decode(scales, dtype).unsqueeze(-1))
-    return values
+    return values if global_scale is None else (values * global_scale).to(dtype)
+
+
+def nvfp4_global_scale(x: Tensor) -> Tensor:
+    """(...) finite float -> () float32: canonical NVFP4's scale of a whole tensor, amax / (448 * 6), at least 2^-126.
+
+    With it the largest group's scale is E4M3's largest, 448, and groups 2^17 times smaller still have a scale that is not zero.
+    """
+    return (x.float().abs().amax() / (E4M3_MAX * E2M1_MAX)).clamp(min=2.0**-126)
+
+
+def mxfp4_quantize(x: Tensor) -> tuple[Tensor, Tensor]:
+    """(..., n) float, n a multiple of 32 -> (..., n/2) packed E2M1 and (..., n/32) E8M0 scale bytes (OCP Microscaling v1.0).
+
+    scale = 2^(floor(log2 amax32) - 2): the largest magnitude lands in [4, 8), and what is beyond 6 there saturates.
+    A group of zeros gets byte 0, and infinities become the largest float32 first.
+
+    Raises:
+        ValueError: n is no multiple of 32.
+    """
+    if x.shape[-1] % MX_GROUP:
+        raise ValueError(f"mxfp4 rows are groups of {MX_GROUP} values; the last dimension is {x.shape[-1]}, pad it to a multiple of {MX_GROUP}")
+    limit = torch.finfo(torch.float32).max
+    groups = x.float().clamp(-limit, limit).unflatten(-1, (x.shape[-1] // MX_GROUP, MX_GROUP))  # (..., n/32, 32)
+    largest = groups.abs().amax(-1)
+    exponent = torch.frexp(largest).exponent - 1  # floor(log2 largest); frexp's mantissa is in [.5, 1)
+    scales = (exponent - E2M1_MAX_EXPONENT + E8M0_BIAS).clamp(min=0).masked_fill(largest == 0, 0).to(torch.uint8)
+    return e2m1_encode(groups / _e8m0_decode(scales).unsqueeze(-1)).flatten(-2), scales
+
+
+def mxfp4_dequantize(packed: Tensor, scales: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """(..., n/2) packed E2M1, (..., n/32) scale bytes -> (..., n) values; exact in float32 and bfloat16."""
+    values = e2m1_decode(packed)
+    values.unflatten(-1, (scales.shape[-1], MX_GROUP)).mul_(_e8m0_decode(scales).unsqueeze(-1))
+    return values.to(dtype)
+
+
+def _e8m0_decode(scales: Tensor) -> Tensor:
+    """(...) bytes -> (...) powers of two, float32."""
+    return torch.ldexp(torch.ones_like(scales, dtype=torch.float32), scales.int() - E8M0_BIAS)
