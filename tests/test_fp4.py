@@ -113,5 +113,6 @@ def test_zeros_stay_zeros_with_and_without_a_scale_for_all():
 def test_a_group_whose_scale_is_zero_is_stored_as_zeros_beside_one_that_is_not():
     x = torch.cat((torch.full((1, 16), 2.0**-12), torch.full((1, 16), 3.0)), dim=-1)
     packed, scales = nvfp4_quantize(x, "nearest", least_scale=0.0)
+    assert not packed[0, :8].any(), "codes of zero, too: what would be divided by a scale of zero has no code"
     assert scales[0, 0] == 0 and nvfp4_dequantize(packed, scales)[0].tolist() == [0.0] * 16 + [3.0] * 16
     assert nvfp4_dequantize(packed, scales, torch.bfloat16, torch.tensor(1 / 3)).dtype == torch.bfloat16
