@@ -8,11 +8,11 @@ import json
 from dataclasses import dataclass, fields
 from typing import Any, Mapping
 
-__all__ = ["ConfigError", "EngineArgs", "GlmConfig", "LlamaConfig", "ModelConfig", "cache_fields", "model_config"]
+__all__ = ["ConfigError", "EngineArgs", "GlmConfig", "LlamaConfig", "ModelConfig", "cache_fields", "head_parts", "model_config"]
 
 KV_CACHE_LAYOUTS = ("LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC")
 LATENT_DTYPES = ("float32", "bfloat16", "fp8", "fp8_ds_mla", "nvfp4_fp8_ds_mla", "int4", "int3", "int2")
-HEAD_DTYPES = ("float32", "bfloat16", "fp8", "nvfp4", "q8_0", "q4_0")
+HEAD_DTYPES = ("float32", "bfloat16", "fp8", "nvfp4", "q8_0", "q4_0", "int4", "int3", "int2")
 ROW_LAYERS = ("full_attention", "attention", "indexed_attention", "deepseek_sparse_attention")  # `layer_types` that keep a row of every token
 
 
@@ -121,6 +121,25 @@ class GlmConfig(ModelConfig):
     @property
     def indexer_width(self) -> int:
         return self.index_head_dim
+
+
+def head_parts(kv_cache_dtype: str) -> tuple[str, str]:
+    """The formats of K and of V in a row of grouped heads: "q8_0" is both, "q8_0:q4_0" is K's and then V's.
+
+    Raises:
+        ConfigError: a name that is no format, or a pair of one format with itself, which has a shorter name.
+    """
+    if kv_cache_dtype in HEAD_DTYPES:
+        return kv_cache_dtype, kv_cache_dtype
+    k, colon, v = kv_cache_dtype.partition(":")
+    if not colon:
+        raise ConfigError(f"kv_cache_dtype='{kv_cache_dtype}' is not a row of grouped heads; use one of {', '.join(HEAD_DTYPES)}")
+    for part, name in (("K", k), ("V", v)):
+        if name not in HEAD_DTYPES:
+            raise ConfigError(f"kv_cache_dtype='{kv_cache_dtype}': '{name}' is no format of {part}; use one of {', '.join(HEAD_DTYPES)} on each side")
+    if k == v:
+        raise ConfigError(f"kv_cache_dtype='{kv_cache_dtype}': K and V are alike, so use kv_cache_dtype='{k}'")
+    return k, v
 
 
 def indexer_types(num_layers: int, freq: int, offset: int) -> tuple[str, ...]:
@@ -285,7 +304,7 @@ class EngineArgs:
     model: str = "smollm2"
     dtype: str = "auto"  # "float32" or "bfloat16"; auto: float32 on a CPU, bfloat16 on CUDA
     device: str = "auto"
-    kv_cache_dtype: str = "auto"  # the model's dtype
+    kv_cache_dtype: str = "auto"  # the model's dtype; a format; for grouped heads also K's and V's apart, as in "q8_0:q4_0"
     kv_cache_layout: str = "LBNHC"
     block_size: int = 64
     kv_cache_memory_bytes: int | None = None  # None: 256 MiB, or what max_num_seqs x max_model_len needs if less
@@ -312,7 +331,10 @@ class EngineArgs:
         demand(self.block_size in (16, 32, 64, 128, 256, 512, 1024), "block_size", "use a power of two from 16 to 1024")
         demand(self.kv_cache_layout in KV_CACHE_LAYOUTS, "kv_cache_layout", f"use one of {', '.join(KV_CACHE_LAYOUTS)}")
         known = dict.fromkeys(("auto", *LATENT_DTYPES, *HEAD_DTYPES))
-        demand(self.kv_cache_dtype in known, "kv_cache_dtype", f"use one of {', '.join(known)}")
+        if isinstance(self.kv_cache_dtype, str) and ":" in self.kv_cache_dtype:
+            head_parts(self.kv_cache_dtype)
+        else:
+            demand(self.kv_cache_dtype in known, "kv_cache_dtype", f"use one of {', '.join(known)}")
         demand(self.dtype in ("auto", "float32", "bfloat16"), "dtype", "use auto, float32 or bfloat16")
         demand(self.device == "auto" or self.device.split(":")[0] in ("cpu", "cuda"), "device", "use auto, cpu or cuda")
         demand(self.attention_backend in ("auto", "torch"), "attention_backend", "use auto or torch")

@@ -46,17 +46,23 @@ def fp8_ds_mla_row(latent, rope) -> bytes:
         scale = next(2.0**e for e in range(-126, 128) if 2.0**e >= wanted)
         packed += [e4m3_byte(v / scale) for v in group]
         scales.append(scale)
-    bf16 = torch.tensor(rope).bfloat16().view(torch.int16).numpy()
-    return bytes(packed) + np.array(scales, np.float32).tobytes() + bf16.tobytes()
+    return bytes(packed) + np.array(scales, np.float32).tobytes() + bf16_part(rope)
+
+
+def int_part(bits, values) -> bytes:
+    most = 2 ** (bits - 1) - 1
+    scale = max(np.float32(max(abs(v) for v in values)) / np.float32(most), np.float32(2.0**-126))
+    codes = [round(float(np.float32(v) / scale)) + most for v in values]  # ties to even
+    stream = sum(code << bits * i for i, code in enumerate(codes))  # one long number, lowest bits first
+    return stream.to_bytes(len(values) * bits // 8, "little") + np.float32(scale).tobytes()
 
 
 def int_row(bits, latent, rope) -> bytes:
-    most = 2 ** (bits - 1) - 1
-    scale = max(np.float32(max(abs(v) for v in latent)) / np.float32(most), np.float32(2.0**-126))
-    codes = [round(float(np.float32(v) / scale)) + most for v in latent]  # ties to even
-    stream = sum(code << bits * i for i, code in enumerate(codes))  # one long number, lowest bits first
-    bf16 = torch.tensor(rope).bfloat16().view(torch.int16).numpy()
-    return stream.to_bytes(len(latent) * bits // 8, "little") + np.float32(scale).tobytes() + bf16.tobytes()
+    return int_part(bits, latent) + bf16_part(rope)
+
+
+def bf16_part(values) -> bytes:
+    return torch.tensor(values).bfloat16().view(torch.int16).numpy().tobytes()
 
 
 def nvfp4_head(values) -> bytes:

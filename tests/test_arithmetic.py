@@ -113,6 +113,8 @@ def test_other_ranks_and_heads():
     assert row_bytes("nvfp4_fp8_ds_mla", 16, 8).total == 8 + 8 + 1
     assert {n: head_row_bytes(n, 64).total for n in ("float32", "bfloat16", "fp8", "nvfp4", "q8_0", "q4_0")} == {
         "float32": 512, "bfloat16": 256, "fp8": 128, "nvfp4": 72, "q8_0": 136, "q4_0": 72}
+    assert head_row_bytes("int3", 64).parts == {"key": 24, "key_scale": 4, "value": 24, "value_scale": 4}
+    assert head_row_bytes("q8_0:nvfp4", 64).parts == {"key": 68, "value": 32, "value_scales": 4}
     assert indexer_bytes("float32", 32).total == 128 and indexer_bytes("bfloat16", 32).total == 64
 
 
@@ -148,6 +150,8 @@ def test_topologies_are_read(name, tensor, data, context):
     (lambda: descriptors("HND", 1, 16, 1), ["kv_cache_layout='HND'", "BLHNC"]),
     (lambda: row_bytes("int8"), ["kv_cache_dtype='int8'"]),
     (lambda: head_row_bytes("q8_0", 40), ["head_dim=40", "multiple of 32"]),
+    (lambda: head_row_bytes("int8", 64), ["kv_cache_dtype='int8'", "q4_0"]),
+    (lambda: head_row_bytes("int4:int8", 64), ["kv_cache_dtype='int4:int8'", "'int8' is no format of V"]),
     (lambda: row_bytes("fp8", 24), ["kv_lora_rank=24", "multiple of 16"]),
     (lambda: indexer_bytes("nvfp4"), ["kv_cache_dtype='nvfp4'"]),
     (lambda: untouched_state(1.7), ["capacity_ratio=1.7", "1.636"]),

@@ -248,7 +248,8 @@ def test_every_row_format_serves_a_batch(kind, dtypes):
 
 
 def test_options_that_cannot_work_are_refused_by_name():
-    for options, why in ((dict(block_size=17), "block_size=17"), (dict(kv_cache_layout="NHD"), "kv_cache_layout"), (dict(kv_cache_dtype="int4"), "kv_cache_dtype"),
+    for options, why in ((dict(block_size=17), "block_size=17"), (dict(kv_cache_layout="NHD"), "kv_cache_layout"), (dict(kv_cache_dtype="int5"), "kv_cache_dtype"),
+                         (dict(kv_cache_dtype="fp8:int5"), "'int5' is no format of V"), (dict(kv_cache_dtype="fp8:fp8"), "alike, so use"),
                          (dict(kv_cache_dtype="nvfp4_fp8_ds_mla"), "does not fit LlamaForCausalLM"), (dict(max_num_seqs=100, max_num_batched_tokens=64), "decode in every step"),
                          (dict(device="tpu"), "device"), (dict(dtype="float16"), "dtype"), (dict(max_num_seqs="4"), "max_num_seqs='4'"),
                          (dict(kv_cache_memory_bytes=1e8), "whole number"), (dict(kv_cache_memory_bytes=1 << 55), "does not fit this machine"), (dict(max_model_len=10_000), "positions end at 512"), (dict(kv_cache_memory_bytes=100), "one block of 16")):

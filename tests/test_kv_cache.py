@@ -15,7 +15,7 @@ GLM = GlmConfig(
     n_group=1, topk_group=1, index_topk=8, index_n_heads=8, index_head_dim=30, indexer_types=("full", "shared", "full"),
     mlp_layer_types=("dense", "sparse", "sparse"), **COMMON,
 )
-CASES = [(LLAMA, name) for name in HEAD_DTYPES] + [(GLM, name) for name in LATENT_DTYPES]
+CASES = [(LLAMA, name) for name in (*HEAD_DTYPES, "q8_0:q4_0", "bfloat16:int2")] + [(GLM, name) for name in LATENT_DTYPES]
 each_case = pytest.mark.parametrize("config, kv_cache_dtype", CASES, ids=[f"{c.architecture[:3]}-{name}" for c, name in CASES])
 each_layout = pytest.mark.parametrize("layout", KV_CACHE_LAYOUTS)
 

@@ -107,7 +107,7 @@ def _distance(got, expected):
     return torch.cat([(got[name].float() - expected[name]).flatten() for name in got]).square().mean().sqrt().item()
 
 
-@pytest.mark.parametrize("kv_cache_dtype", HEAD_DTYPES)
+@pytest.mark.parametrize("kv_cache_dtype", [*HEAD_DTYPES, "bfloat16:q4_0"])
 def test_the_cache_s_format_counts_and_the_chunks_do_not(kv_cache_dtype):
     """A query sees its own chunk's rows as the cache gives them back, so any cut gives the same numbers."""
     decoder = load_model(directory("grouped, tied"))

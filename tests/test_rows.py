@@ -1,6 +1,8 @@
 """Row formats against `row_reference`, and their error levels, corners and refusals."""
 import math
+from functools import partial
 
+import numpy as np
 import pytest
 import torch
 
@@ -8,7 +10,7 @@ from minengine.arithmetic import head_row_bytes, indexer_bytes, row_bytes
 from minengine.config import HEAD_DTYPES, LATENT_DTYPES, ConfigError
 from minengine.kv.rows import head_format, indexer_format, row_format
 from minkernels.fp4 import e2m1_decode, e2m1_encode, e4m3_decode, e4m3_encode, e4m3_round_up, nvfp4_dequantize, nvfp4_quantize
-from row_reference import E2M1, E4M3, e4m3_byte, fp8_ds_mla_row, hard_values, int_row, nearest, nvfp4_head, nvfp4_latent_row, q4_0_head, q8_0_head, sign_bit
+from row_reference import E2M1, E4M3, bf16_part, e4m3_byte, fp8_ds_mla_row, hard_values, int_part, int_row, nearest, nvfp4_head, nvfp4_latent_row, q4_0_head, q8_0_head, sign_bit
 
 F32_MAX = torch.finfo(torch.float32).max
 
@@ -70,13 +72,35 @@ def test_integer_rows_equal_their_definition(bits, rank, rope):
     assert [bytes(r) for r in rows.tolist()] == [int_row(bits, a, b) for a, b in zip(latent.tolist(), rope_key.tolist())]
 
 
-@pytest.mark.parametrize("name, reference", [("nvfp4", nvfp4_head), ("q8_0", q8_0_head), ("q4_0", q4_0_head)])
+HEADS = {
+    "float32": lambda x: np.array(x, np.float32).tobytes(), "bfloat16": bf16_part, "fp8": lambda x: bytes(map(e4m3_byte, x)), "nvfp4": nvfp4_head,
+    "q8_0": q8_0_head, "q4_0": q4_0_head, **{f"int{bits}": partial(int_part, bits) for bits in (4, 3, 2)},
+}
+
+
+@pytest.mark.parametrize("name", [*list(HEADS)[3:], "q8_0:q4_0", "int3:bfloat16", "float32:fp8", "fp8:int4", "bfloat16:nvfp4", "nvfp4:int2"])
 @pytest.mark.parametrize("head_dim", [32, 64, 96])
-def test_head_rows_equal_their_definition(name, reference, head_dim):
+def test_head_rows_equal_their_definition(name, head_dim):
     k, v = (torch.stack([hard_values(head_dim, seed) for seed in seeds]) for seeds in (range(5), range(5, 10)))
     k[3], v[3] = 0.0, k[3] * 2.0**-60
-    rows = head_format(name, head_dim).quantize(k, v)
-    assert [bytes(r) for r in rows.tolist()] == [reference(a) + reference(b) for a, b in zip(k.tolist(), v.tolist())]
+    of_k, of_v = (HEADS[part] for part in (name.split(":") * 2)[:2])
+    fmt = head_format(name, head_dim)
+    rows = fmt.quantize(k, v)
+    assert [bytes(r) for r in rows.tolist()] == [of_k(a) + of_v(b) for a, b in zip(k.tolist(), v.tolist())]
+    assert fmt.nbytes == rows.shape[-1] == head_row_bytes(name, head_dim).total
+
+
+@pytest.mark.parametrize("k_format", HEADS)
+@pytest.mark.parametrize("v_format", HEADS)
+def test_k_and_v_apart_give_what_each_gives_in_a_row_of_its_own(k_format, v_format):
+    torch.manual_seed(6)
+    k, v = torch.randn(2, 4, 3, 64)
+    name = k_format if k_format == v_format else f"{k_format}:{v_format}"
+    both, alone = head_format(name, 64), [head_format(part, 64) for part in (k_format, v_format)]
+    for dtype in (torch.float32, torch.bfloat16):
+        got = both.dequantize(both.quantize(k, v), dtype)
+        wanted = [fmt.dequantize(fmt.quantize(k, v), dtype)[part] for part, fmt in enumerate(alone)]
+        assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
 
 
 def test_q8_0_rounds_halves_away_from_zero_and_nothing_below_a_half():
@@ -135,7 +159,9 @@ def test_error_of_the_latent(name, sigma, expected):
     assert relative_mse(latent, back) == pytest.approx(expected, rel=0.02)
 
 
-@pytest.mark.parametrize("name, expected", [("nvfp4", 0.0100), ("fp8", 7.0e-4), ("q8_0", 2.87e-5), ("q4_0", 0.00739)])
+@pytest.mark.parametrize("name, expected", [
+    ("nvfp4", 0.0100), ("fp8", 7.0e-4), ("q8_0", 2.87e-5), ("q4_0", 0.00739), ("int4", 0.0115), ("int3", 0.0630), ("int2", 0.515),
+])
 def test_error_of_k_and_v(name, expected):
     torch.manual_seed(0)
     k, v = torch.randn(2, 2048, 3, 64)
@@ -160,7 +186,7 @@ def test_power_of_two_scales_keep_the_error_at_any_magnitude():
 
 # --- corners ----------------------------------------------------------------------------------------------
 
-ALL = [(row_format, name, (64, 16)) for name in LATENT_DTYPES] + [(head_format, name, (64,)) for name in HEAD_DTYPES]
+ALL = [(row_format, name, (64, 16)) for name in LATENT_DTYPES] + [(head_format, name, (64,)) for name in (*HEAD_DTYPES, "q8_0:q4_0", "int3:bfloat16")]
 
 
 @pytest.mark.parametrize("make, name, size", ALL, ids=lambda v: v if isinstance(v, str) else "")
@@ -273,6 +299,13 @@ def test_sizes_are_those_of_arithmetic():
     (lambda: row_format("fp8", 64, 0), ["qk_rope_head_dim=0"]),
     (lambda: head_format("q4_0", 48), ["head_dim=48", "multiple of 32"]),
     (lambda: head_format("nvfp4", 24), ["head_dim=24", "multiple of 16"]),
+    (lambda: head_format("int3", 12), ["head_dim=12", "multiple of 8"]),
+    (lambda: head_format("fp8:q4_0", 48), ["head_dim=48", "'fp8:q4_0'", "multiple of 32"]),
+    (lambda: head_format("q4_0:fp9", 64), ["kv_cache_dtype='q4_0:fp9'", "'fp9' is no format of V", "q8_0"]),
+    (lambda: head_format(":q4_0", 64), ["kv_cache_dtype=':q4_0'", "'' is no format of K"]),
+    (lambda: head_format("fp8:fp8:fp8", 64), ["'fp8:fp8' is no format of V"]),
+    (lambda: head_format("q4_0:q4_0", 64), ["K and V are alike", "kv_cache_dtype='q4_0'"]),
+    (lambda: row_format("fp8:int4"), ["kv_cache_dtype='fp8:int4'", "not a latent row"]),
     (lambda: indexer_format("q8_0", 128), ["kv_cache_dtype='q8_0'"]),
 ])
 def test_what_does_not_fit_is_named_with_the_remedy(call, words):

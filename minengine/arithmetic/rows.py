@@ -5,14 +5,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from minengine.config import HEAD_DTYPES, LATENT_DTYPES, ConfigError, cache_fields
+from minengine.config import LATENT_DTYPES, ConfigError, cache_fields, head_parts
 
-__all__ = ["FP8_DS_MLA_GROUP", "INT_BITS", "KVRow", "NVFP4_GROUP", "Q_BLOCK", "RowBytes", "bytes_per_token", "cached_tokens", "head_row_bytes",
+__all__ = ["FP8_DS_MLA_GROUP", "INT_BITS", "INT_GROUP", "KVRow", "NVFP4_GROUP", "Q_BLOCK", "RowBytes", "bytes_per_token", "cached_tokens", "head_row_bytes",
            "indexer_bytes", "kv_row", "row_bytes", "row_of_fields", "session_bytes", "sessions_held", "untouched_state"]
 
 NVFP4_GROUP = 16  # values that share one E4M3 scale
 FP8_DS_MLA_GROUP = 128  # values that share one FP32 scale
 INT_BITS = {"int4": 4, "int3": 3, "int2": 2}  # plain integers with one FP32 scale a row: a yardstick, no engine serves them
+INT_GROUP = 8  # values that whole bytes hold, whatever the bits
 Q_BLOCK = 32  # values that share one FP16 scale in llama.cpp's q8_0 and q4_0
 
 
@@ -65,27 +66,32 @@ def row_bytes(name: str, kv_lora_rank: int = 512, qk_rope_head_dim: int = 64) ->
 
 
 def head_row_bytes(name: str, head_dim: int) -> RowBytes:
-    """One row of one key/value head: K, then V, each with its scales.
+    """One row of one key/value head: K, then V, each with its scales; `name` is one format, or K's and V's as "q8_0:q4_0".
 
     `nvfp4` is 4 bits a value and one E4M3 scale per 16; `q8_0` and `q4_0` are llama.cpp's blocks of 32
-    values, 34 and 18 bytes with their FP16 scale.
+    values, 34 and 18 bytes with their FP16 scale; `int4`, `int3` and `int2` have one FP32 scale for K and one for V.
 
     Raises:
-        ConfigError: unknown name, or a head_dim that the format cannot divide into its groups.
+        ConfigError: unknown name, or a head_dim that a format cannot divide into its groups.
     """
-    if name not in HEAD_DTYPES:
-        raise ConfigError(f"kv_cache_dtype='{name}' is not a row of grouped heads; use one of {', '.join(HEAD_DTYPES)}")
-    group = {"nvfp4": NVFP4_GROUP, "q8_0": Q_BLOCK, "q4_0": Q_BLOCK}.get(name, 1)
+    parts: dict[str, int] = {}
+    for part, part_format in zip(("key", "value"), head_parts(name)):
+        parts |= _head_part(part, part_format, head_dim, name)
+    return RowBytes(name, parts)
+
+
+def _head_part(part: str, part_format: str, head_dim: int, name: str) -> dict[str, int]:
+    """K or V of a head's row, in storage order; `name` is the row's, for the error."""
+    group = {"nvfp4": NVFP4_GROUP, "q8_0": Q_BLOCK, "q4_0": Q_BLOCK, **dict.fromkeys(INT_BITS, INT_GROUP)}.get(part_format, 1)
     if head_dim < 1 or head_dim % group:
         raise ConfigError(f"head_dim={head_dim}: kv_cache_dtype='{name}' needs a positive multiple of {group}")
-    if name == "nvfp4":
-        half = {"nvfp4": head_dim // 2, "scales": head_dim // NVFP4_GROUP}
-        return RowBytes(name, {"key": half["nvfp4"], "key_scales": half["scales"], "value": half["nvfp4"], "value_scales": half["scales"]})
-    if name in ("q8_0", "q4_0"):
-        part = head_dim // Q_BLOCK * (2 + (Q_BLOCK if name == "q8_0" else Q_BLOCK // 2))
-    else:
-        part = head_dim * {"float32": 4, "bfloat16": 2, "fp8": 1}[name]
-    return RowBytes(name, {"key": part, "value": part})
+    if part_format == "nvfp4":
+        return {part: head_dim // 2, f"{part}_scales": head_dim // NVFP4_GROUP}
+    if part_format in INT_BITS:
+        return {part: head_dim * INT_BITS[part_format] // 8, f"{part}_scale": 4}
+    if part_format in ("q8_0", "q4_0"):
+        return {part: head_dim // Q_BLOCK * (2 + (Q_BLOCK if part_format == "q8_0" else Q_BLOCK // 2))}
+    return {part: head_dim * {"float32": 4, "bfloat16": 2, "fp8": 1}[part_format]}
 
 
 def indexer_bytes(kv_cache_dtype: str, index_head_dim: int = 128) -> RowBytes:

@@ -21,7 +21,7 @@ def cache_format(config: ModelConfig, kv_cache_dtype: str) -> RowFormat:
         ConfigError: an unknown name, or one that does not fit the model.
     """
     fitting = LATENT_DTYPES if config.is_latent else HEAD_DTYPES
-    if kv_cache_dtype not in fitting:
+    if kv_cache_dtype not in fitting and (config.is_latent or ":" not in kv_cache_dtype):
         kind = "latent rows" if config.is_latent else "grouped heads"
         raise ConfigError(f"kv_cache_dtype='{kv_cache_dtype}' does not fit {config.architecture}, whose cache holds {kind}; "
                           f"use one of {', '.join(fitting)}")

@@ -15,13 +15,15 @@ from typing import Callable
 import torch
 from torch import Tensor
 
-from minengine.arithmetic import INT_BITS, Q_BLOCK, head_row_bytes, indexer_bytes, row_bytes
+from minengine.arithmetic import INT_BITS, INT_GROUP, Q_BLOCK, head_row_bytes, indexer_bytes, row_bytes
+from minengine.config import head_parts
 from minkernels.casts import FLOAT_TINY, PLAIN, as_bytes, finite, from_bytes, store
 from minkernels.fp4 import E4M3_MAX, GROUP, e4m3_decode, e4m3_encode, nvfp4_dequantize, nvfp4_quantize
 from minkernels.rows import pack, unpack
 
 __all__ = ["IndexerFormat", "RowFormat", "head_format", "indexer_format", "row_format"]
 
+Pack, Unpack = Callable[[Tensor], Tensor], Callable[[Tensor, torch.dtype], Tensor]  # (..., n) values -> (..., bytes), and back
 ALMOST_HALF = 0.5 - 2.0**-25  # added before floor() it rounds half up, and the number below a half down
 
 
@@ -90,28 +92,36 @@ def row_format(name: str, kv_lora_rank: int = 512, qk_rope_head_dim: int = 64) -
     row = row_bytes(name, kv_lora_rank, qk_rope_head_dim)
     nbytes, widths = row.total, (kv_lora_rank, qk_rope_head_dim)
     if name in INT_BITS:
-        quantize, dequantize = partial(_pack_int, INT_BITS[name]), partial(_unpack_int, INT_BITS[name], tuple(row.parts.values()))
-        return RowFormat(name, nbytes, widths, torch.uint8, nbytes, quantize, dequantize)
+        return _int_row(INT_BITS[name], name, nbytes, widths)
     return _kernel_row(name, nbytes, widths)
 
 
 def head_format(name: str, head_dim: int) -> RowFormat:
-    """The row of one key/value head of that kv_cache_dtype.
+    """The row of one key/value head of that kv_cache_dtype: K's bytes, then V's.
 
     Raises:
         ConfigError: unknown name, or a head_dim that the format cannot divide.
     """
     nbytes = head_row_bytes(name, head_dim).total
     widths = (head_dim, head_dim)
+    k_format, v_format = head_parts(name)
     if name in PLAIN or name == "fp8":
         return _kernel_row(name, nbytes, widths)
-    pack, unpack = {"nvfp4": (_pack_nvfp4, _unpack_nvfp4), "q8_0": (_pack_q8_0, _unpack_q8_0), "q4_0": (_pack_q4_0, _unpack_q4_0)}[name]
+    (pack_k, unpack_k), (pack_v, unpack_v) = _HEAD_PARTS[k_format], _HEAD_PARTS[v_format]
+    if k_format == v_format:  # both in one pass
+        def quantize(k: Tensor, v: Tensor) -> Tensor:
+            return pack_k(torch.stack((k, v), dim=-2)).flatten(-2)
 
-    def quantize(k: Tensor, v: Tensor) -> Tensor:
-        return pack(torch.stack((k, v), dim=-2)).flatten(-2)  # both halves in one pass
+        def dequantize(rows: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+            return unpack_k(rows.unflatten(-1, (2, nbytes // 2)), dtype).unbind(-2)
+    else:
+        k_bytes = head_row_bytes(k_format, head_dim).total // 2
 
-    def dequantize(rows: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        return unpack(rows.unflatten(-1, (2, nbytes // 2)), dtype).unbind(-2)
+        def quantize(k: Tensor, v: Tensor) -> Tensor:
+            return torch.cat((pack_k(k), pack_v(v)), dim=-1)
+
+        def dequantize(rows: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+            return unpack_k(rows[..., :k_bytes], dtype), unpack_v(rows[..., k_bytes:], dtype)
 
     return RowFormat(name, nbytes, widths, torch.uint8, nbytes, quantize, dequantize)
 
@@ -134,24 +144,41 @@ def _kernel_row(name: str, nbytes: int, widths: tuple[int, int]) -> RowFormat:
                      lambda a, b: pack(a, b, name), lambda rows, dtype: unpack(rows, name, *widths, dtype))
 
 
-# --- int4, int3, int2: one FP32 scale a row, BF16 rope -------------------------------------------------------
+# --- int4, int3, int2: (..., n) values <-> (..., n * bits / 8 + 4) bytes; a latent's rope stays BF16 -----------
 
-def _pack_int(bits: int, latent: Tensor, rope: Tensor) -> Tensor:
-    """scale = amax / (2^(bits-1) - 1); a value is stored as round(value / scale) plus that divisor, 8 values in `bits` bytes, lowest bits first."""
+def _pack_int(bits: int, x: Tensor) -> Tensor:
+    """Codes, then one FP32 scale for all n: scale = amax / (2^(bits-1) - 1).
+
+    A value is stored as round(value / scale) plus that divisor, 8 values in `bits` bytes, lowest bits first.
+    """
     most = 2 ** (bits - 1) - 1
-    latent = finite(latent)
-    scale = latent.abs().amax(-1, keepdim=True).div_(most).clamp_(min=FLOAT_TINY)  # (..., 1)
-    codes = (latent / scale).round_().clamp_(-most, most).long() + most
-    words = (_groups(codes, 8) << torch.arange(0, 8 * bits, bits, device=codes.device)).sum(-1, keepdim=True)  # (..., R/8, 1)
+    x = finite(x)
+    scale = x.abs().amax(-1, keepdim=True).div_(most).clamp_(min=FLOAT_TINY)  # (..., 1)
+    codes = (x / scale).round_().clamp_(-most, most).long() + most
+    words = (_groups(codes, INT_GROUP) << torch.arange(0, 8 * bits, bits, device=codes.device)).sum(-1, keepdim=True)  # (..., n/8, 1)
     packed = (words >> torch.arange(0, 8 * bits, 8, device=codes.device) & 255).to(torch.uint8).flatten(-2)
-    return torch.cat((packed, as_bytes(scale), as_bytes(store(rope, torch.bfloat16))), dim=-1)
+    return torch.cat((packed, as_bytes(scale)), dim=-1)
 
 
-def _unpack_int(bits: int, parts: tuple[int, int, int], rows: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    latent, scale, rope = rows.split(parts, dim=-1)
-    words = (_groups(latent, bits).long() << torch.arange(0, 8 * bits, 8, device=rows.device)).sum(-1, keepdim=True)  # (..., R/8, 1)
-    codes = (words >> torch.arange(0, 8 * bits, bits, device=rows.device) & 2**bits - 1).flatten(-2) - (2 ** (bits - 1) - 1)
-    return store(codes * from_bytes(scale, torch.float32), dtype), store(from_bytes(rope, torch.bfloat16), dtype)
+def _unpack_int(bits: int, raw: Tensor, dtype: torch.dtype) -> Tensor:
+    packed, scale = raw.split((raw.shape[-1] - 4, 4), dim=-1)
+    groups = _groups(packed, bits)  # (..., n/8, bits)
+    starts = torch.arange(0, 8 * bits, bits, device=raw.device)  # where each value's bits begin; they end in that byte or the next
+    low = starts // 8
+    pairs = groups.index_select(-1, low).short() | groups.index_select(-1, (low + 1).clamp_(max=bits - 1)).short() << 8  # (..., n/8, 8)
+    codes = (pairs >> (starts % 8).short() & 2**bits - 1).flatten(-2) - (2 ** (bits - 1) - 1)
+    return store(codes * from_bytes(scale, torch.float32), dtype)
+
+
+def _int_row(bits: int, name: str, nbytes: int, widths: tuple[int, int]) -> RowFormat:
+    def quantize(latent: Tensor, rope: Tensor) -> Tensor:
+        return torch.cat((_pack_int(bits, latent), as_bytes(store(rope, torch.bfloat16))), dim=-1)
+
+    def dequantize(rows: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        latent, rope = rows.split((nbytes - 2 * widths[1], 2 * widths[1]), dim=-1)
+        return _unpack_int(bits, latent, dtype), store(from_bytes(rope, torch.bfloat16), dtype)
+
+    return RowFormat(name, nbytes, widths, torch.uint8, nbytes, quantize, dequantize)
 
 
 # --- grouped heads in groups with a scale: (..., n) values <-> (..., bytes) --------------------------------
@@ -203,6 +230,24 @@ def _blocks(x: Tensor, levels: int) -> Tensor:
 def _inverse(d: Tensor) -> Tensor:
     """1/d, and 0 where d is 0 or its reciprocal would overflow."""
     return torch.where(d.abs() < FLOAT_TINY, 0.0, 1 / d)
+
+
+def _plain_part(dtype: torch.dtype) -> tuple[Pack, Unpack]:
+    return lambda x: as_bytes(store(x, dtype)), lambda raw, out: store(from_bytes(raw, dtype), out)
+
+
+def _int_part(bits: int) -> tuple[Pack, Unpack]:
+    return partial(_pack_int, bits), partial(_unpack_int, bits)
+
+
+_HEAD_PARTS: dict[str, tuple[Pack, Unpack]] = {  # K or V of a head
+    **{name: _plain_part(dtype) for name, dtype in PLAIN.items()},
+    "fp8": (e4m3_encode, e4m3_decode),
+    "nvfp4": (_pack_nvfp4, _unpack_nvfp4),
+    "q8_0": (_pack_q8_0, _unpack_q8_0),
+    "q4_0": (_pack_q4_0, _unpack_q4_0),
+    **{name: _int_part(bits) for name, bits in INT_BITS.items()},
+}
 
 
 def _groups(x: Tensor, size: int) -> Tensor:

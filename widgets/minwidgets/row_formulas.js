@@ -3,7 +3,7 @@
 
 export const FORMATS = {
   mla: ["float32", "bfloat16", "fp8", "fp8_ds_mla", "nvfp4_fp8_ds_mla", "int4", "int3", "int2"],
-  gqa: ["float32", "bfloat16", "fp8", "nvfp4", "q8_0", "q4_0"],
+  gqa: ["float32", "bfloat16", "fp8", "nvfp4", "q8_0", "q4_0", "int4", "int3", "int2"],
 };
 // Least and most of each field that holds a count; the same as in row_bytes.py.
 export const LIMITS = {
@@ -46,11 +46,15 @@ function latentRow(format, rank, rope) {
 }
 
 function headRow(format, width) {
-  const group = { nvfp4: 16, q8_0: 32, q4_0: 32 }[format] || 1;
+  const group = { nvfp4: 16, q8_0: 32, q4_0: 32, int4: 8, int3: 8, int2: 8 }[format] || 1;
   demandMultiple(width >= 1 && width % group === 0, "head_dim", width, `kv_cache_dtype='${format}' needs a positive multiple of ${group}`);
   if (format === "nvfp4")
     return ["key", "value"].flatMap((name) => [
       part(name, width / 2, `${width} E2M1`), part(`${name}_scales`, width / 16, `${width / 16} E4M3`),
+    ]);
+  if (format in INT_BITS)
+    return ["key", "value"].flatMap((name) => [
+      part(name, (width * INT_BITS[format]) / 8, `${width} INT${INT_BITS[format]}`), part(`${name}_scale`, 4, "1 FP32"),
     ]);
   if (group === 32) {
     const bits = format === "q8_0" ? 8 : 4;
