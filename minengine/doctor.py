@@ -96,3 +96,4 @@ def _chapters(lines: list[str], cuda: bool) -> None:
     lines.append("chapter   An agent turn is a cache lookup: arithmetic and traces, no model")
     lines.append(f"chapter   One engine, one budget: smollm2 {where}, measured live")
     lines.append(f"chapter   The latent row: glm-mini {where}, measured live")
+    lines.append(f"chapter   Four bits a value: glm-mini and smollm2 {where}, measured live")

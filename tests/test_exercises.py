@@ -1,5 +1,6 @@
 """Exercises accept every right answer, refuse the wrong ones that readers give, and never give the solution away."""
 import ast
+import math
 import re
 import subprocess
 import sys
@@ -51,6 +52,21 @@ def longest_first(lengths, places):
     return batches(lengths, places)[0], batches(sorted(lengths, reverse=True), places)[1]
 
 
+def mxfp4(values, code_of_tie=2, most=7, bias=2):
+    largest = max(map(abs, values)) or 1.0
+    scale = 2.0 ** (math.frexp(largest)[1] - 1 - bias)
+    magnitudes = [0, 0.5, 1, 1.5, 2, 3, 4, 6][:most + 1]
+    codes = [min(range(most + 1), key=lambda code: (abs(magnitudes[code] - abs(v) / scale), code % code_of_tie)) for v in values]
+    return [math.copysign(magnitudes[code] * scale, v) for code, v in zip(codes, values)]
+
+
+def runs(percent, questions):
+    r = 1
+    while abs(100 * round(percent / 100 * r * questions) / (r * questions) - percent) > 0.005 + 1e-9:
+        r += 1
+    return r
+
+
 RIGHT = {
     "ch01.ex1": lambda latency, ttft, n: (n - 1) * latency / (n * (latency - ttft)),
     "ch01.ex3": hits_of_the_last_turn,
@@ -58,6 +74,9 @@ RIGHT = {
     "ch02.ex2": lambda prompt, answer: prompt + answer - 1,
     "ch03.ex2": lambda rank, rope: rank // 2 + rope + rank // 16,
     "ch03.ex3": lambda layer, slot: (layer * 128 + slot) * 352,
+    "ch07.ex1": lambda ratio, before, after: (before - after) / (ratio - 1) - after,
+    "ch07.ex2": mxfp4,
+    "ch07.ex3": runs,
 }
 WRONG = {
     "ch01.ex1": [lambda latency, ttft, n: n / (latency - ttft) / (n / latency),  # n gaps instead of n - 1
@@ -72,6 +91,13 @@ WRONG = {
     "ch03.ex1": [6.6, 373.2e9, 2 * 373.2, 373.2 * 448 / 512, True, None],  # the latent's, bytes, 16 bits, no rotary part
     "ch03.ex2": [lambda rank, rope: rank // 2 + rope // 2 + rank // 16, lambda rank, rope: rank // 2 + rope, lambda rank, rope: rank + rope],
     "ch03.ex3": [lambda layer, slot: (layer * 64 + slot) * 352, lambda layer, slot: (slot * 78 + layer) * 352, lambda layer, slot: layer * 128 + slot],
+    "ch07.ex1": [lambda ratio, before, after: (before - ratio * after) / ratio, lambda ratio, before, after: before - ratio * after,
+                 lambda ratio, before, after: before / ratio - after],
+    "ch07.ex2": [lambda values: mxfp4(values, code_of_tie=1),  # ties to the lower magnitude
+                 lambda values: mxfp4(values, bias=1), lambda values: mxfp4(values, most=6), lambda values: [abs(v) for v in mxfp4(values)],
+                 lambda values: values],
+    "ch07.ex3": [lambda percent, questions: 1, lambda percent, questions: 2, lambda percent, questions: round(percent / 100 * questions),
+                 lambda percent, questions: runs(percent, questions) + 1],
 }
 
 
