@@ -12,7 +12,7 @@ from kernel_harness import run_python
 from minkernels import aot_budget
 from minkernels.aot import Report, main, markdown, table
 from minkernels.aot_case import ARCHITECTURES, Case
-from minkernels.machine_code import count_instructions
+from minkernels.machine_code import count_instructions, read_cubin
 from minkernels.occupancy import occupancy
 
 
@@ -97,6 +97,11 @@ def test_instructions_are_told_by_kind():
     opcodes = ["HMMA.16816.F32", "HGMMA.64x16x16.F32", "UTCHMMA", "UTCQMMA.2CTA", "F2FP.F16.E2M1.UNPACK_B", "F2FP.F16.F32.PACK_AB", "UTCBAR", "FMUL"]
     counts, kinds = count_instructions(opcodes)
     assert counts == {"HMMA": 1, "HGMMA": 1, "UTCHMMA": 1, "UTCQMMA": 1, "F2FP.E2M1": 1} and kinds == {"tensor_core", "e2m1_convert"}
+
+
+def test_what_is_no_machine_code_is_refused():
+    with pytest.raises(RuntimeError, match="cuobjdump could not read a compiled kernel: .*[Ii]nvalid|does not contain device code"):
+        read_cubin(b"no machine code")
 
 
 def test_both_tables_show_every_figure():

@@ -10,7 +10,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["KINDS", "MachineCode", "count_instructions", "read_cubin"]
+__all__ = ["KINDS", "MachineCode", "count_instructions", "disassemble", "read_cubin"]
 
 # Opcodes by kind. tensor_core: HMMA and its like run in a warp (mma.sync), HGMMA in four (Hopper's wgmma), UTC*MMA on tensor memory
 # (Blackwell's tcgen05). e2m1_convert: two E2M1 values into float16s in one instruction (cvt.rn.f16x2.e2m1x2).
@@ -35,17 +35,37 @@ def read_cubin(cubin: bytes) -> MachineCode:
     Raises:
         RuntimeError: `cuobjdump` did not understand it.
     """
+    usage = _cuobjdump("-res-usage", cubin)
+    found = [re.search(rf"\b{word}:(\d+)", usage) for word in ("REG", "STACK")]
+    if not all(found):
+        raise RuntimeError(f"cuobjdump names no registers of a compiled kernel: {usage}")
+    opcodes = INSTRUCTION.findall(disassemble(cubin))
+    return MachineCode(int(found[0][1]), int(found[1][1]), len(opcodes), *count_instructions(opcodes))
+
+
+def disassemble(cubin: bytes) -> str:
+    """The machine code as text, an instruction a line.
+
+    Raises:
+        RuntimeError: `cuobjdump` found none.
+    """
+    text = _cuobjdump("-sass", cubin)
+    if not INSTRUCTION.search(text):
+        raise RuntimeError(f"cuobjdump found no instruction in a compiled kernel: {text}")
+    return text
+
+
+def _cuobjdump(option: str, cubin: bytes) -> str:
     import triton.backends.nvidia
 
     tool = Path(triton.backends.nvidia.__file__).parent / "bin" / "cuobjdump"
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(cubin)
-        usage, sass = (subprocess.run([tool, option, path], capture_output=True, text=True) for option in ("-res-usage", "-sass"))
-    found = [re.search(rf"\b{word}:(\d+)", usage.stdout) for word in ("REG", "STACK")]
-    if not all(found) or not (opcodes := INSTRUCTION.findall(sass.stdout)):
-        raise RuntimeError(f"cuobjdump could not read a compiled kernel: {usage.stderr}{sass.stderr}")
-    return MachineCode(int(found[0][1]), int(found[1][1]), len(opcodes), *count_instructions(opcodes))
+        result = subprocess.run([tool, option, path], capture_output=True, text=True)
+    if result.returncode:
+        raise RuntimeError(f"cuobjdump could not read a compiled kernel: {result.stderr}")
+    return result.stdout
 
 
 def count_instructions(opcodes: list[str]) -> tuple[dict[str, int], frozenset[str]]:
