@@ -1,6 +1,7 @@
 // KV row bytes: the controls, the numbers, and the paste box around the drawing of a row.
 import { FORMATS, LIMITS, complaint, fromConfig, nameOf, numbers } from "./row_formulas.js";
-import { choice, freshId, make, stat, thousands } from "./controls.js";
+import { binding } from "./binding.js";
+import { blank, choice, freshId, make, numberField, showNumber, stat, thousands } from "./controls.js";
 import { rowDrawing } from "./row_drawing.js";
 
 const GB = 1e9;
@@ -35,24 +36,9 @@ function short(bytes) {
 function render({ model, el }) {
   const id = freshId("rb");
   const root = make("section", { class: "rb", "aria-label": "KV row bytes" });
-  const drafts = new Map(); // field -> what stands in its input while that is no count the model may take
-  let own = false; // true while this view, and not the kernel or the address, changes the model
+  const { drafts, change, resetButton, watch } = binding(model, FIELDS, () => update());
   const state = () => Object.fromEntries(FIELDS.map((field) => [field, model.get(field)]));
-
-  function change(fields) {
-    own = true;
-    for (const [field, value] of Object.entries(fields)) {
-      drafts.delete(field);
-      model.set(field, value);
-    }
-    own = false;
-    model.save_changes();
-    update();
-  }
-  const reset = make("button", { type: "button", class: "rb-button" }, "Reset");
-  reset.addEventListener("click", () => {
-    drafts.clear();
-    change(model.get("initial"));
+  const reset = resetButton(() => {
     said.textContent = "";
   });
 
@@ -92,22 +78,11 @@ function render({ model, el }) {
   function number(field) {
     const [least, most] = LIMITS[field];
     const unit = shownUnit(field);
-    const input = make("input", {
-      type: "number", id: `${id}-${field}`, inputmode: "decimal", "aria-describedby": `${id}-message`,
+    inputs[field] = numberField({
+      id: `${id}-${field}`, label: LABELS[field], field, slider: SLIDERS[field], inputmode: "decimal", "aria-describedby": `${id}-message`,
       min: STEP[field] || unit > 1 ? 0 : least, max: most / unit, step: STEP[field] || (unit > 1 ? "any" : 1), // steps count from min
-    });
-    input.addEventListener("input", () => take(field, input));
-    const label = make("label", { for: input.id }, LABELS[field], " ", make("code", {}, field));
-    const node = make("div", { class: "rb-field" }, label, input);
-    inputs[field] = { input, node };
-    if (SLIDERS[field]) {
-      const [low, high, step] = SLIDERS[field];
-      const slider = make("input", { type: "range", min: low, max: high, step, "aria-label": `${LABELS[field]}, slider` });
-      slider.addEventListener("input", () => take(field, slider));
-      node.append(slider);
-      inputs[field].slider = slider;
-    }
-    return node;
+    }, take);
+    return inputs[field].node;
   }
   const shape = make("div", { class: "rb-fields" }, ...[...new Set([...SHAPE.mla.slice(0, 2), ...SHAPE.gqa, ...SHAPE.mla])].map(number));
   const load = make("div", { class: "rb-fields rb-wide" }, number("tokens"), number("kv_cache_memory_bytes"));
@@ -167,13 +142,9 @@ function render({ model, el }) {
     const fields = SHAPE[now.attention] || SHAPE.mla;
     attention.show(now.attention, Object.keys(ATTENTION));
     format.show(now.kv_cache_dtype, FORMATS[now.attention] || FORMATS.mla);
-    for (const [field, { input, node, slider }] of Object.entries(inputs)) {
-      const value = now[field] / shownUnit(field);
-      node.hidden = !(field in SLIDERS) && !fields.includes(field);
-      const text = Number.isFinite(value) ? String(value) : ""; // an address may hold anything
-      if (!drafts.has(field) && Number(input.value || NaN) !== value) input.value = text;
-      if (slider && slider.value !== text) slider.value = text;
-      input.setAttribute("aria-invalid", drafts.has(field));
+    for (const [field, control] of Object.entries(inputs)) {
+      control.node.hidden = !(field in SLIDERS) && !fields.includes(field);
+      showNumber(control, now[field] / shownUnit(field), drafts.has(field));
     }
     const of = now.attention === "gqa" ? ", one layer, one head" : ", one layer";
     heading.replaceChildren("One row of ", make("strong", {}, now.model_name || "this model"), of);
@@ -188,10 +159,7 @@ function render({ model, el }) {
       live.textContent = "";
       drawing.clear();
       frame.hidden = true;
-      for (const { value, detail } of Object.values(stats)) {
-        value.textContent = "–";
-        detail.textContent = "\u00a0";
-      }
+      blank(stats);
     }
   }
 
@@ -201,25 +169,8 @@ function render({ model, el }) {
     make("div", { class: "rb-controls" }, attention.set, format.set, shape, load), paste);
   el.append(root);
 
-  let width = 0;
-  const size = new ResizeObserver(() => {
-    if (frame.clientWidth === width || frame.hidden) return;
-    width = frame.clientWidth;
-    update();
-  });
-  size.observe(frame);
   update();
-  const events = FIELDS.map((field) => `change:${field}`);
-  const outside = () => {
-    if (own) return;
-    drafts.clear();
-    update();
-  };
-  for (const event of events) model.on(event, outside);
-  return () => {
-    size.disconnect();
-    for (const event of events) model.off(event, outside);
-  };
+  return watch(frame);
 }
 
 export default { render, linked: FIELDS };

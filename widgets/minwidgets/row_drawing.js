@@ -1,7 +1,7 @@
 // The row to scale, in SVG: a faint 16-bit row above for comparison, the parts with their names below.
 import { thousands } from "./controls.js";
+import { keptNodes } from "./kept_nodes.js";
 
-const SVG = "http://www.w3.org/2000/svg";
 const TOP = 26; // px: where the faint row starts
 const FAINT = 12;
 const ROW_Y = 74;
@@ -10,7 +10,7 @@ const LABEL_Y = 150; // baseline of the parts' names
 const LINE = 17;
 const GAP = 12; // px between two names
 const CHARACTER = 7.1; // px a character of a label may take
-export const DRAWING_HEIGHT = LABEL_Y + 2 * LINE + 6;
+const DRAWING_HEIGHT = LABEL_Y + 2 * LINE + 6;
 
 const spoken = (name) => name.replace("_", " ");
 
@@ -31,31 +31,11 @@ export function spread(anchors, widths, room) {
 
 /** A drawing inside `parent`; `show(result, title, format, width)` brings it up to date, `clear()` empties it. */
 export function rowDrawing(parent) {
-  const svg = parent.appendChild(document.createElementNS(SVG, "svg"));
-  svg.setAttribute("role", "img");
-  svg.setAttribute("height", DRAWING_HEIGHT);
-  let nodes = new Map(); // name of a node -> element, kept from one state to the next so that widths can glide
+  const { start, node, box, text, finish, clear } = keptNodes(parent, "No row: see the message below");
 
   function draw(result, format, width) {
-    const kept = new Map();
-    const node = (key, tag, kind) => {
-      const found = nodes.get(key) || svg.appendChild(document.createElementNS(SVG, tag));
-      found.setAttribute("class", kind);
-      kept.set(key, found);
-      return found;
-    };
-    const box = (key, kind, x, y, wide, high) => {
-      const rect = node(key, "rect", kind);
-      rect.style.cssText = `x:${x}px;width:${Math.max(wide, 0.75)}px`;
-      rect.setAttribute("y", y);
-      rect.setAttribute("height", high);
-    };
-    const text = (key, kind, x, y, content) => {
-      const label = node(key, "text", kind);
-      label.setAttribute("x", x);
-      label.setAttribute("y", y);
-      label.textContent = content;
-    };
+    start();
+    const part = (key, kind, x, y, wide, high) => box(key, `rb-part ${kind}`, x, y, Math.max(wide, 0.75), high);
     const plain = result.plain.reduce((sum, part) => sum + part.bytes, 0);
     const row = Number(result.row);
     const scale = width / Math.max(plain, row);
@@ -63,20 +43,20 @@ export function rowDrawing(parent) {
     text("plain", "rb-note", 0, TOP - 9, `bfloat16, for comparison: ${thousands(plain)} bytes`);
     let before = 0;
     for (const { name, bytes } of result.plain) {
-      box(`plain-${name}`, `rb-part rb-faint rb-${name}`, before * scale, TOP, bytes * scale, FAINT);
+      part(`plain-${name}`, `rb-faint rb-${name}`, before * scale, TOP, bytes * scale, FAINT);
       before += bytes;
     }
     text("title", "rb-title", 0, ROW_Y - 11, `${format}: ${thousands(row)} bytes`);
     const widths = result.parts.map(({ name, bytes, holds }) => CHARACTER * Math.max(spoken(name).length, holds.length, thousands(bytes).length + 6));
-    let start = 0;
+    let end = 0;
     const centres = result.parts.map(({ bytes }) => {
-      start += bytes;
-      return (start - bytes / 2) * scale;
+      end += bytes;
+      return (end - bytes / 2) * scale;
     });
     const lefts = spread(centres, widths, width);
     result.parts.forEach(({ name, bytes, holds }, i) => {
       const wide = bytes * scale;
-      box(name, `rb-part rb-${name.split("_").pop()}`, centres[i] - wide / 2, ROW_Y, wide, ROW_HEIGHT);
+      part(name, `rb-${name.split("_").pop()}`, centres[i] - wide / 2, ROW_Y, wide, ROW_HEIGHT);
       const anchor = Math.min(Math.max(centres[i], lefts[i] + 4), lefts[i] + widths[i] - 4); // where the line meets the label
       const leader = node(`${name}-line`, "path", "rb-leader");
       leader.setAttribute("d", `M${centres[i]} ${ROW_Y + ROW_HEIGHT + 2}V${ROW_Y + ROW_HEIGHT + 6}L${anchor} ${LABEL_Y - 19}V${LABEL_Y - 15}`);
@@ -84,17 +64,8 @@ export function rowDrawing(parent) {
       text(`${name}-bytes`, "rb-value", lefts[i], LABEL_Y + LINE, `${thousands(bytes)} bytes`);
       text(`${name}-holds`, "rb-note", lefts[i], LABEL_Y + 2 * LINE, holds);
     });
-    for (const [key, element] of nodes) if (!kept.has(key)) element.remove();
-    nodes = kept;
-    svg.setAttribute("viewBox", `0 0 ${width} ${DRAWING_HEIGHT}`);
     const parts = result.parts.map(({ name, bytes, holds }) => `${spoken(name)} ${bytes} bytes (${holds})`).join(", ");
-    svg.setAttribute("aria-label", `One row to scale, ${row} bytes: ${parts}. The same row in bfloat16 has ${plain} bytes.`);
-  }
-
-  function clear() {
-    svg.replaceChildren();
-    nodes = new Map();
-    svg.setAttribute("aria-label", "No row: see the message below");
+    finish(width, DRAWING_HEIGHT, `One row to scale, ${row} bytes: ${parts}. The same row in bfloat16 has ${plain} bytes.`);
   }
   return { draw, clear };
 }

@@ -1,6 +1,7 @@
 // Step timeline: the controls, the numbers and the table around the drawing. Every number comes from `answer`: who gives it,
 // a kernel or the page's host, this file does not know.
-import { choice, freshId, make, stat, thousands } from "./controls.js";
+import { binding } from "./binding.js";
+import { blank, choice, freshId, make, numberField, showNumber, stat, tableBelow, thousands } from "./controls.js";
 import { same } from "./same.js";
 import { spokenTime, stepDrawing } from "./step_drawing.js";
 
@@ -25,36 +26,20 @@ function spokenCost(seconds) {
 function render({ model, el }) {
   const id = freshId("st");
   const root = make("section", { class: "rb st", "aria-label": "Step timeline, simulated" });
-  const drafts = new Map(); // field -> the complaint about what stands in its box
+  const { drafts, change, resetButton, watch } = binding(model, FIELDS, () => update());
   const settings = () => Object.fromEntries(model.get("takes").map((name) => [name, model.get(name)]));
-
-  let own = false; // true while this view, and not the kernel or the address, changes the model
-  function change(fields) {
-    own = true;
-    for (const [field, value] of Object.entries(fields)) {
-      drafts.delete(field);
-      model.set(field, value);
-    }
-    own = false;
-    model.save_changes();
-    update();
-  }
-  const reset = make("button", { type: "button", class: "rb-button" }, "Reset");
-  reset.addEventListener("click", () => {
-    drafts.clear();
-    change(model.get("initial"));
-  });
+  const reset = resetButton();
 
   const heading = make("p", { class: "rb-heading" });
   const frame = make("div", { class: "rb-drawing" });
   const drawing = stepDrawing(frame);
-  const key = make("p", { class: "st-key" }, ...[["decode", "decode tokens"], ["prefill", "prefill tokens"], ["token", "a token comes out"],
+  const key = make("p", { class: "rb-key" }, ...[["decode", "decode tokens"], ["prefill", "prefill tokens"], ["token", "a token comes out"],
     ["stall", "a gap that the prompt shares"]].map(([kind, text]) => make("span", {}, make("i", { class: `st-swatch-${kind}`, "aria-hidden": "true" }), text)));
   const message = make("p", { class: "rb-message", role: "alert", id: `${id}-message` });
   const stats = { gaps: stat("stalled gaps"), longest: stat("longest gap"), lost: stat("lost in all"), ttft: stat("first token of the prompt") };
   const live = make("p", { class: "rb-hidden", "aria-live": "polite" });
   const note = make("p", { class: "st-note-line", role: "status" });
-  const cost = make("p", { class: "st-cost" });
+  const cost = make("p", { class: "rb-fine" });
 
   // --- the controls
   const initial = model.get("initial");
@@ -79,25 +64,15 @@ function render({ model, el }) {
   const inputs = {};
   for (const field of FIELDS) {
     const [least, most] = model.get("limits")[field];
-    const input = make("input", { type: "number", id: `${id}-${field}`, inputmode: "numeric", min: least, max: most, step: 1, "aria-describedby": message.id });
-    input.addEventListener("input", () => take(field, input));
-    const node = make("div", { class: "rb-field" }, make("label", { for: input.id }, LABELS[field], " ", make("code", {}, field)), input);
-    inputs[field] = { input, node };
-    if (SLIDERS[field]) {
-      const [low, high, step] = SLIDERS[field];
-      const slider = make("input", { type: "range", min: low, max: high, step, "aria-label": `${LABELS[field]}, slider` });
-      slider.addEventListener("input", () => take(field, slider));
-      node.append(slider);
-      inputs[field].slider = slider;
-    }
+    inputs[field] = numberField({
+      id: `${id}-${field}`, label: LABELS[field], field, slider: SLIDERS[field], inputmode: "numeric", min: least, max: most, step: 1,
+      "aria-describedby": message.id,
+    }, take);
   }
   const fields = make("div", { class: "rb-fields" }, ...FIELDS.map((field) => inputs[field].node));
 
   // --- the steps in a table, written when it is opened
-  const body = make("tbody", {});
-  const head = make("tr", {}, ...["step", "starts, ms", "lasts, ms", "decode tokens", "prefill tokens"].map((name) => make("th", { scope: "col" }, name)));
-  const scroll = make("div", { class: "st-table", tabindex: 0, role: "region", "aria-label": "Steps as a table" }, make("table", {}, make("thead", {}, head), body));
-  const table = make("details", {}, make("summary", {}, "Steps as a table"), scroll);
+  const { node: table, body } = tableBelow("Steps as a table", ["step", "starts, ms", "lasts, ms", "decode tokens", "prefill tokens"]);
   table.addEventListener("toggle", () => fill());
   function fill() {
     const { value } = model.get("answer");
@@ -129,10 +104,7 @@ function render({ model, el }) {
     message.textContent = text;
     live.textContent = "";
     frame.hidden = key.hidden = true;
-    for (const { value, detail } of Object.values(stats)) {
-      value.textContent = "–";
-      detail.textContent = "\u00a0";
-    }
+    blank(stats);
   }
 
   function update() {
@@ -140,12 +112,9 @@ function render({ model, el }) {
     const answer = model.get("answer");
     const engine = model.get("engine");
     const waiting = !same(answer.settings, now);
-    for (const [field, { input, slider }] of Object.entries(inputs)) {
-      const text = Number.isFinite(now[field]) ? String(now[field]) : ""; // an address may hold anything
-      if (!drafts.has(field) && input.value !== text) input.value = text;
-      if (slider && slider.value !== text) slider.value = text;
-      input.setAttribute("aria-invalid", drafts.has(field));
-      for (const control of [input, slider]) if (control) control.disabled = engine.startsWith(NONE);
+    for (const [field, control] of Object.entries(inputs)) {
+      showNumber(control, now[field], drafts.has(field));
+      for (const it of [control.input, control.slider]) if (it) it.disabled = engine.startsWith(NONE);
     }
     picked.show(String(order.findIndex((one) => same(one.settings, now))), order.map((_, i) => String(i)));
     root.setAttribute("aria-busy", waiting);
@@ -166,24 +135,12 @@ function render({ model, el }) {
     make("div", { class: "rb-controls" }, picked.set, note, fields), cost, table);
   el.append(root);
 
-  let width = 0;
-  const size = new ResizeObserver(() => {
-    if (frame.clientWidth === width || frame.hidden) return;
-    width = frame.clientWidth;
-    update();
-  });
-  size.observe(frame);
   update();
-  const outside = () => {
-    if (own) return;
-    drafts.clear();
-    update();
-  };
-  const events = [["answer", update], ["engine", update], ...FIELDS.map((field) => [field, outside])];
-  for (const [name, react] of events) model.on(`change:${name}`, react);
+  const stop = watch(frame);
+  for (const name of ["answer", "engine"]) model.on(`change:${name}`, update);
   return () => {
-    size.disconnect();
-    for (const [name, react] of events) model.off(`change:${name}`, react);
+    stop();
+    for (const name of ["answer", "engine"]) model.off(`change:${name}`, update);
   };
 }
 
