@@ -15,7 +15,9 @@ def store(x: Tensor, dtype: torch.dtype) -> Tensor:
     if x.dtype == dtype:
         return x
     limit = torch.finfo(dtype).max
-    return x.to(dtype) if torch.finfo(x.dtype).max <= limit else x.clamp(-limit, limit).to(dtype)
+    if torch.finfo(x.dtype).max <= limit:
+        return x.to(dtype)
+    return x.float().clamp(-limit, limit).to(dtype)  # in float32: float16's limit is no bfloat16, and would round beyond itself
 
 
 def finite(x: Tensor) -> Tensor:

@@ -11,22 +11,20 @@ Bytes of a row of rank R and rope width P:
 """
 from __future__ import annotations
 
-import importlib.util
-import warnings
-
 import torch
 from torch import Tensor
 
-from minkernels.casts import FLOAT_TINY, PLAIN, as_bytes, finite, from_bytes, store
-from minkernels.fp4 import E4M3_MAX, GROUP, e4m3_decode, e4m3_encode, nvfp4_dequantize, nvfp4_quantize
+from .casts import FLOAT_TINY, PLAIN, as_bytes, finite, from_bytes, store
+from .fp4 import E4M3_MAX, GROUP, e4m3_decode, e4m3_encode, nvfp4_dequantize, nvfp4_quantize
+from .launch import use_triton
 
-__all__ = ["gather_dequant_rows", "gather_dequant_rows_torch", "pack", "unpack"]
+__all__ = ["ROW_FORMATS", "gather_dequant", "gather_dequant_torch", "gather_to_fp8", "gather_to_fp8_torch", "pack", "quantize_rows", "scatter", "unpack"]
 
 INTERLEAVED_RANK = 512
 FP8_DS_MLA_GROUP = 128  # values that share one FP32 scale
 LANES = 4  # group s = 4 * column + lane, byte = 8 * lane + column
 COLUMNS = INTERLEAVED_RANK // GROUP // LANES
-NO_TRITON = "Triton is not installed, so the Triton kernels cannot run here; install it with: pip install 'minengine[kernels]'"
+ROW_FORMATS = ("nvfp4_fp8_ds_mla", "fp8", "fp8_ds_mla")
 
 
 def pack(latent: Tensor, rope: Tensor, row_format: str) -> Tensor:
@@ -87,68 +85,153 @@ def _pack_fp8_ds_mla(latent: Tensor, rope: Tensor) -> Tensor:
     mantissa, exponent = torch.frexp(wanted)  # wanted = mantissa * 2^exponent, .5 <= mantissa < 1
     scales = torch.ldexp(torch.ones_like(wanted), exponent - (mantissa == 0.5).int())
     packed = e4m3_encode(groups / scales.unsqueeze(-1)).flatten(-2)[..., :rank]
-    return torch.cat((packed, as_bytes(scales), as_bytes(store(rope, torch.bfloat16))), dim=-1)
+    return torch.cat((packed, as_bytes(scales), as_bytes(store(rope.float(), torch.bfloat16))), dim=-1)
 
 
 def _unpack_fp8_ds_mla(rows: Tensor, rank: int, rope: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    latent, scales, rope_key = rows.split((rank, 4 * -(-rank // FP8_DS_MLA_GROUP), 2 * rope), dim=-1)
+    latent, scales, rope_key = rows.split((rank, _scale_bytes(rank), 2 * rope), dim=-1)
     scale = from_bytes(scales, torch.float32).repeat_interleave(FP8_DS_MLA_GROUP, dim=-1)[..., :rank]
     return store(e4m3_decode(latent) * scale, dtype), store(from_bytes(rope_key, torch.bfloat16), dtype)
+
+
+def _scale_bytes(rank: int) -> int:
+    return 4 * -(-rank // FP8_DS_MLA_GROUP)
 
 
 _FORMATS = {"nvfp4_fp8_ds_mla": (_pack_nvfp4, _unpack_nvfp4), "fp8": (_pack_fp8, _unpack_fp8),
             "fp8_ds_mla": (_pack_fp8_ds_mla, _unpack_fp8_ds_mla)}
 
 
-def gather_dequant_rows(pages: Tensor, slots: Tensor, kv_lora_rank: int = 512, qk_rope_head_dim: int = 64, dtype: torch.dtype = torch.float16,
-                        backend: str = "auto") -> tuple[Tensor, Tensor]:
+# --- rows in pages -------------------------------------------------------------------------------------------
+
+def quantize_rows(latent: Tensor, rope: Tensor, pages: Tensor, slots: Tensor, row_format: str, backend: str = "auto") -> None:
+    """Quantise tokens and store each in its slot of a paged cache; the kernel needs no host sync.
+
+    Args:
+        latent, rope: (T, R), (T, P) float, any strides.
+        pages: (B, N, row) uint8, any strides but the last, which is 1; overwritten where a slot says so.
+        slots: (T,) int32 or int64, slot = block * N + offset, no two alike; an entry outside 0..B*N-1, such as -1, is written nowhere.
+        row_format: one of ROW_FORMATS.
+        backend: "torch", "triton" (a GPU, or TRITON_INTERPRET=1 set before Triton is imported), or "auto": Triton
+            on a GPU where it is installed, else torch. Both give the same bytes.
+
+    Raises:
+        ValueError: pages of the wrong type, width, stride or device, an unknown format or backend, or a 4-bit row whose R is no multiple of 16.
+        ImportError: backend="triton" without Triton.
+    """
+    _check(pages, row_format, latent.shape[-1], rope.shape[-1])
+    if not use_triton(backend, pages):
+        return scatter(pages, slots, pack(latent, rope, row_format))
+    from . import quantize_kernel as kernel
+
+    latent, rope = (part if part.stride(-1) == 1 else part.contiguous() for part in (latent, rope))
+    if len(slots):
+        kernel.quantize_rows_kernel[(len(slots),)](
+            latent, rope, pages, slots.contiguous(), latent.stride(0), rope.stride(0), *_place(pages), FORMAT=row_format,
+            **kernel.constants(latent.shape[-1], rope.shape[-1], latent.shape[-1] == INTERLEAVED_RANK), num_warps=kernel.NUM_WARPS)
+
+
+def gather_dequant(pages: Tensor, slots: Tensor, row_format: str = "nvfp4_fp8_ds_mla", kv_lora_rank: int = 512, qk_rope_head_dim: int = 64,
+                   dtype: torch.dtype = torch.float16, backend: str = "auto") -> tuple[Tensor, Tensor]:
     """Read the listed rows of a paged cache and unpack them.
 
     Args:
-        pages: (B, N, R/2 + P + R/16) uint8, any strides but the last, which is 1.
-        slots: (M,) int32 or int64, slot = block * N + offset; an entry outside 0..B*N-1, such as -1, gives zeros.
-        dtype: of the result; every value of the format is exact in float16, bfloat16 and float32.
-        backend: "torch", "triton" (a GPU, or TRITON_INTERPRET=1 set before Triton is imported), or "auto": Triton
-            on a GPU where it is installed, else torch.
-    Returns:
-        (M, R) latent and (M, P) rope, contiguous.
-    Raises:
-        ValueError: pages of the wrong type, width, stride or device, or an unknown backend.
-        ImportError: backend="triton" without Triton.
-    """
-    width = kv_lora_rank // 2 + qk_rope_head_dim + kv_lora_rank // GROUP
-    if pages.dtype != torch.uint8 or pages.dim() != 3 or pages.shape[-1] != width or pages.stride(-1) != 1:
-        got = f"{tuple(pages.shape)} {pages.dtype}, strides {pages.stride()}"
-        raise ValueError(f"pages must be (blocks, block_size, {width}) uint8 with contiguous rows; got {got}")
-    if backend not in ("auto", "torch", "triton"):
-        raise ValueError(f"backend='{backend}': use auto, torch or triton")
-    installed = importlib.util.find_spec("triton") is not None
-    if backend == "triton" and not installed:
-        raise ImportError(NO_TRITON)
-    if backend == "auto" and pages.is_cuda and not installed:
-        warnings.warn(f"{NO_TRITON}. Using plain torch.", stacklevel=2)
-    if backend == "torch" or not installed or (backend == "auto" and not pages.is_cuda):
-        return gather_dequant_rows_torch(pages, slots, kv_lora_rank, qk_rope_head_dim, dtype)
-    from minkernels import rows_kernel
+        pages, slots, row_format, backend: as in `quantize_rows`, slots (M,) in any order; an entry outside the pool gives zeros.
+        dtype: of the result; numbers beyond its range saturate. All values of the 4-bit and the unscaled format are exact in
+            float16, bfloat16 and float32.
 
-    if not pages.is_cuda and isinstance(rows_kernel.gather_dequant_rows_kernel, rows_kernel.triton.JITFunction):
-        raise ValueError(f"backend='triton' needs pages on a GPU, got {pages.device}; use backend='torch', "
-                         "or set TRITON_INTERPRET=1 before Triton is imported")
+    Returns:
+        (M, R) latent and (M, P) rope.
+
+    Raises:
+        ValueError, ImportError: as `quantize_rows`.
+    """
+    _check(pages, row_format, kv_lora_rank, qk_rope_head_dim)
+    if not use_triton(backend, pages):
+        return gather_dequant_torch(pages, slots, row_format, kv_lora_rank, qk_rope_head_dim, dtype)
+    from . import rows_kernel as kernel
+
     latent = torch.empty(len(slots), kv_lora_rank, dtype=dtype, device=pages.device)
     rope = torch.empty(len(slots), qk_rope_head_dim, dtype=dtype, device=pages.device)
     if len(slots):
-        rows_kernel.gather_dequant_rows_kernel[(len(slots),)](
-            pages, slots.contiguous(), latent, rope, pages.shape[0] * pages.shape[1], pages.shape[1], pages.stride(0), pages.stride(1),
-            **rows_kernel.constants(kv_lora_rank, qk_rope_head_dim, kv_lora_rank == INTERLEAVED_RANK), num_warps=rows_kernel.NUM_WARPS,
-        )
+        kernel.gather_dequant_kernel[(len(slots),)](
+            pages, slots.contiguous(), latent, rope, *_place(pages), FORMAT=row_format,
+            **kernel.constants(kv_lora_rank, qk_rope_head_dim, kv_lora_rank == INTERLEAVED_RANK), num_warps=kernel.NUM_WARPS)
     return latent, rope
 
 
-def gather_dequant_rows_torch(pages: Tensor, slots: Tensor, kv_lora_rank: int, qk_rope_head_dim: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """What `gather_dequant_rows` must return, in plain torch."""
+def gather_dequant_torch(pages: Tensor, slots: Tensor, row_format: str, kv_lora_rank: int, qk_rope_head_dim: int,
+                         dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """What `gather_dequant` must return, in plain torch."""
+    rows, missing = _take(pages, slots)
+    latent, rope = unpack(rows, row_format, kv_lora_rank, qk_rope_head_dim, dtype)
+    return latent.masked_fill(missing, 0), rope.masked_fill(missing, 0)
+
+
+def gather_to_fp8(pages: Tensor, slots: Tensor, kv_lora_rank: int = 512, qk_rope_head_dim: int = 64, backend: str = "auto") -> Tensor:
+    """Read the listed 4-bit rows of a paged cache and turn them into unscaled fp8 ones; latent values saturate at 448.
+
+    Args, Raises: as `gather_dequant`.
+
+    Returns:
+        (M, R + P) uint8, zero bytes for an entry outside the pool.
+    """
+    _check(pages, "nvfp4_fp8_ds_mla", kv_lora_rank, qk_rope_head_dim)
+    if not use_triton(backend, pages):
+        return gather_to_fp8_torch(pages, slots, kv_lora_rank, qk_rope_head_dim)
+    from . import rows_kernel as kernel
+
+    out = torch.empty(len(slots), kv_lora_rank + qk_rope_head_dim, dtype=torch.uint8, device=pages.device)
+    if len(slots):
+        kernel.gather_to_fp8_kernel[(len(slots),)](
+            pages, slots.contiguous(), out, *_place(pages),
+            **kernel.constants(kv_lora_rank, qk_rope_head_dim, kv_lora_rank == INTERLEAVED_RANK), num_warps=kernel.NUM_WARPS)
+    return out
+
+
+def gather_to_fp8_torch(pages: Tensor, slots: Tensor, kv_lora_rank: int, qk_rope_head_dim: int) -> Tensor:
+    """What `gather_to_fp8` must return, in plain torch."""
+    rows, missing = _take(pages, slots)
+    latent, _ = unpack(rows, "nvfp4_fp8_ds_mla", kv_lora_rank, qk_rope_head_dim)
+    rope = rows[:, kv_lora_rank // 2 :][:, :qk_rope_head_dim]  # E4M3 in both rows
+    return torch.cat((e4m3_encode(latent), rope), dim=-1).masked_fill(missing, 0)
+
+
+def scatter(pages: Tensor, slots: Tensor, rows: Tensor) -> None:
+    """Store rows (T, row) in their slots of pages (B, N, row), both of one dtype; waits for the device if that is a GPU."""
+    inside = (slots >= 0) & (slots < pages.shape[0] * pages.shape[1])
+    if not inside.all():
+        slots, rows = slots[inside], rows[inside]
+    block_size = pages.shape[1]
+    if pages.stride(0) == block_size * pages.stride(1):  # one stride from slot to slot: no division, one copy a row
+        flat = pages.as_strided((pages.shape[0] * block_size, pages.shape[2]), pages.stride()[1:])
+        flat.index_copy_(0, slots.long(), rows)
+    else:
+        slots = slots.long()
+        pages[slots // block_size, slots % block_size] = rows
+
+
+def _take(pages: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
+    """(M, row) rows of the listed slots, and where a slot is outside the pool (M, 1); the row is then the first one."""
     block_size = pages.shape[1]
     slots = slots.long()
     missing = (slots < 0) | (slots >= pages.shape[0] * block_size)
     slots = slots.masked_fill(missing, 0)
-    latent, rope = unpack(pages[slots // block_size, slots % block_size], "nvfp4_fp8_ds_mla", kv_lora_rank, qk_rope_head_dim, dtype)
-    return latent.masked_fill_(missing[:, None], 0), rope.masked_fill_(missing[:, None], 0)
+    return pages[slots // block_size, slots % block_size], missing.unsqueeze(1)
+
+
+def _check(pages: Tensor, row_format: str, rank: int, rope: int) -> None:
+    if row_format not in ROW_FORMATS:
+        raise ValueError(f"row_format='{row_format}': use one of {', '.join(ROW_FORMATS)}")
+    if row_format == "nvfp4_fp8_ds_mla" and rank % GROUP:
+        raise ValueError(f"kv_lora_rank={rank}: a 4-bit row needs a multiple of {GROUP}")
+    width = {"nvfp4_fp8_ds_mla": rank // 2 + rope + rank // GROUP, "fp8": rank + rope,
+             "fp8_ds_mla": rank + _scale_bytes(rank) + 2 * rope}[row_format]
+    if pages.dtype != torch.uint8 or pages.dim() != 3 or pages.shape[-1] != width or pages.stride(-1) != 1:
+        got = f"{tuple(pages.shape)} {pages.dtype}, strides {pages.stride()}"
+        raise ValueError(f"pages must be (blocks, block_size, {width}) uint8 with contiguous rows; got {got}")
+
+
+def _place(pages: Tensor) -> tuple[int, int, int, int]:
+    """What a kernel needs to find a slot's row: slots in the pool, slots a block, and the strides of a block and a slot."""
+    return pages.shape[0] * pages.shape[1], pages.shape[1], pages.stride(0), pages.stride(1)
