@@ -1,0 +1,146 @@
+"""Sparse MLA decoding: absorbed queries attend to a list of cached rows each, whatever format the rows are kept in.
+
+Native: the kernel reads the cached bytes and unpacks them on chip. Staged: the listed 4-bit rows are first written out as FP8 rows, which a
+second kernel attends to: more bytes moved, for a kernel that need not know four bits.
+
+Shapes: T queries, H heads, R kv_lora_rank, P qk_rope_head_dim, K entries of a list, B blocks of N rows.
+"""
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .launch import use_triton
+from .rows import gather_to_fp8, unpack
+
+__all__ = ["choose_splits", "sparse_mla_decode", "sparse_mla_decode_torch"]
+
+PLAIN = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+QUERY_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+MAX_SPLITS = 64
+SPLIT_COST = 1.5  # tiles whose time a split costs beyond its own tiles: its queries, its part of the result, the merge
+RUN_VALUES = {"cpu": 1 << 21, "cuda": 1 << 26}  # intermediate values of a run of queries in plain torch
+
+
+def sparse_mla_decode(q: Tensor, pages: Tensor, slots: Tensor, kv_lora_rank: int, row_format: str, *, path: str = "native",
+                      num_splits: int | None = None, one_launch: bool = True, backend: str = "auto") -> tuple[Tensor, Tensor]:
+    """Softmax attention of every query over the rows that its list names.
+
+    Operands are float16 where queries have 16 bits, saturating at 65504, and float32 where they are float32; sums are float32.
+
+    Args:
+        q: (T, H, R + P) float32, float16 or bfloat16, absorbed and already scaled.
+        pages: (B, N, row), any strides but the last, which is 1: uint8 bytes, or the plain row's own dtype.
+        slots: (T, K) int32 or int64, slot = block * N + offset; an entry outside 0..B*N-1, such as -1, is no entry. One named twice counts twice.
+        row_format: "nvfp4_fp8_ds_mla", "fp8", "fp8_ds_mla", "bfloat16" or "float32".
+        path: "native", or "staged" for nvfp4_fp8_ds_mla.
+        num_splits: programs that share a query's list; None: chosen by `choose_splits`. The torch way ignores it, and one_launch.
+        one_launch: the last program of a query merges the parts; else a second launch does. Calls on one GPU must then be ordered, as those of
+            one stream are: they share counters. The first call cannot be inside a CUDA graph's recording, later ones can.
+        backend: "torch", "triton" (a GPU, or TRITON_INTERPRET=1 set before Triton is imported), or "auto".
+
+    Returns:
+        (T, H, R) of q's dtype, and (T, H) float32: the natural logarithm of the sum of exponentials. No valid entry: 0 and +inf.
+
+    Raises:
+        ValueError: an argument of the wrong type, shape or device, named.
+        ImportError: backend="triton" without Triton.
+    """
+    _check(q, pages, slots, kv_lora_rank, row_format, path, num_splits)
+    if path == "staged":
+        pages, slots = _stage(pages, slots, kv_lora_rank, q.shape[-1] - kv_lora_rank, backend)
+        row_format = "fp8"
+    if not use_triton(backend, pages):
+        return sparse_mla_decode_torch(q, pages, slots, kv_lora_rank, row_format)
+    from . import sparse_mla_kernel
+
+    return sparse_mla_kernel.launch(q, pages, slots, kv_lora_rank, row_format, num_splits, one_launch)
+
+
+def choose_splits(programs: int, tiles: int, sms: int) -> int:
+    """Into how many parts each program's list of `tiles` tiles is cut when `programs` lists share `sms` multiprocessors.
+
+    The programs run in waves of one a multiprocessor; the least waves * (tiles of a part + SPLIT_COST) wins, the fewest parts of equals.
+    """
+    best, least = 1, None
+    for splits in range(1, min(tiles, MAX_SPLITS) + 1):
+        waves = -(-programs * splits // sms)
+        time = waves * (-(-tiles // splits) + (SPLIT_COST if splits > 1 else 0.0))
+        if least is None or time < least:
+            best, least = splits, time
+    return best
+
+
+def sparse_mla_decode_torch(q: Tensor, pages: Tensor, slots: Tensor, kv_lora_rank: int, row_format: str) -> tuple[Tensor, Tensor]:
+    """What `sparse_mla_decode` must return, in plain torch and float32; runs of queries bound its memory."""
+    tokens, heads, width = q.shape
+    out = q.new_empty(tokens, heads, kv_lora_rank)
+    lse = q.new_empty(tokens, heads, dtype=torch.float32)
+    run = max(1, RUN_VALUES[q.device.type] // max(1, slots.shape[1] * (width + heads)))
+    for start in range(0, tokens, run):
+        part = slice(start, start + run)
+        latent, rope, missing = _read(pages, slots[part], kv_lora_rank, width - kv_lora_rank, row_format)  # (r, K, R), (r, K, P), (r, K)
+        q_latent, q_rope = q[part].float().split((kv_lora_rank, width - kv_lora_rank), dim=-1)  # (r, H, R), (r, H, P)
+        scores = torch.baddbmm(torch.bmm(q_rope, rope.mT), q_latent, latent.mT)  # (r, H, K)
+        scores.masked_fill_(missing.unsqueeze(1), float("-inf"))
+        total = torch.logsumexp(scores, -1, keepdim=True)  # (r, H, 1)
+        total.masked_fill_(total == float("-inf"), float("inf"))  # no entry: +inf, which makes every weight 0
+        out[part] = torch.bmm(scores.sub_(total).exp_(), latent)
+        lse[part] = total.squeeze(-1)
+    return out, lse
+
+
+def _read(pages: Tensor, slots: Tensor, rank: int, rope: int, row_format: str) -> tuple[Tensor, Tensor, Tensor]:
+    """slots (r, K) -> (r, K, R), (r, K, P) float32, zeros for no entry, and (r, K) bool, True for no entry."""
+    blocks, block_size, width = pages.shape
+    missing = (slots < 0) | (slots >= blocks * block_size)
+    flat = slots.masked_fill(missing, 0).long().flatten()
+    if blocks * block_size == 0:
+        rows = pages.new_zeros(len(flat), width)
+    elif pages.stride(0) % max(1, pages.stride(1)):
+        rows = pages[flat // block_size, flat % block_size]
+    else:
+        # Blocks lie a whole number of rows apart, so one row index does: index_select copies whole rows, several times faster on a CPU.
+        step = pages.stride(0) // pages.stride(1)
+        every = pages.as_strided(((blocks - 1) * step + block_size, width), pages.stride()[1:])
+        rows = every.index_select(0, flat if step == block_size else flat // block_size * step + flat % block_size)
+    if pages.is_cuda or missing.any():  # row 0 stands in for no entry; what is in it may be no number
+        rows.masked_fill_(missing.view(-1, 1), 0)
+    rows = rows.view(*slots.shape, width)
+    latent, rope_key = rows.float().split((rank, rope), dim=-1) if row_format in PLAIN else unpack(rows, row_format, rank, rope)
+    return latent, rope_key, missing
+
+
+def _stage(pages: Tensor, slots: Tensor, rank: int, rope: int, backend: str) -> tuple[Tensor, Tensor]:
+    """The listed 4-bit rows as FP8 rows of one block, (1, T*K, R + P) uint8, and the list of their slots, -1 for no entry."""
+    flat = slots.reshape(-1)
+    rows = gather_to_fp8(pages, flat, rank, rope, backend)  # (T*K, R + P)
+    present = (flat >= 0) & (flat < pages.shape[0] * pages.shape[1])
+    return rows.unsqueeze(0), torch.arange(len(flat), device=flat.device).masked_fill_(~present, -1).view(slots.shape)
+
+
+def _check(q: Tensor, pages: Tensor, slots: Tensor, rank: int, row_format: str, path: str, num_splits: int | None) -> None:
+    if q.dim() != 3 or q.dtype not in QUERY_DTYPES or q.stride(-1) != 1 or not 0 < rank <= q.shape[-1]:
+        raise ValueError(f"q must be (tokens, heads, {rank} + rope) float32, float16 or bfloat16 with contiguous rows; "
+                         f"got {tuple(q.shape)} {q.dtype}, strides {q.stride()}")
+    rope = q.shape[-1] - rank
+    widths = {"nvfp4_fp8_ds_mla": rank // 2 + rope + rank // 16, "fp8": rank + rope, "fp8_ds_mla": rank + 4 * -(-rank // 128) + 2 * rope,
+              "bfloat16": rank + rope, "float32": rank + rope}
+    if row_format not in widths:
+        raise ValueError(f"row_format='{row_format}': use one of {', '.join(widths)}")
+    if row_format == "nvfp4_fp8_ds_mla" and rank % 16:
+        raise ValueError(f"kv_lora_rank={rank}: rows of {row_format} are groups of 16 values; use a multiple of 16")
+    dtype, width = PLAIN.get(row_format, torch.uint8), widths[row_format]
+    if pages.dtype != dtype or pages.dim() != 3 or pages.shape[-1] != width or pages.stride(-1) != 1:
+        raise ValueError(f"pages must be (blocks, block_size, {width}) {dtype} with contiguous rows for row_format='{row_format}'; "
+                         f"got {tuple(pages.shape)} {pages.dtype}, strides {pages.stride()}")
+    if pages.shape[0] * pages.shape[1] > 2**31 - 1:
+        raise ValueError(f"pages hold {pages.shape[0] * pages.shape[1]} rows; at most 2^31 - 1 can be counted")
+    if slots.dim() != 2 or slots.dtype not in (torch.int32, torch.int64) or slots.shape[0] != q.shape[0]:
+        raise ValueError(f"slots must be ({q.shape[0]}, entries) int32 or int64, a list a query; got {tuple(slots.shape)} {slots.dtype}")
+    if not q.device == pages.device == slots.device:
+        raise ValueError(f"q, pages and slots must be on one device; got {q.device}, {pages.device} and {slots.device}")
+    if path not in ("native", "staged") or (path == "staged" and row_format != "nvfp4_fp8_ds_mla"):
+        raise ValueError(f"path='{path}' with row_format='{row_format}': use native, or staged with nvfp4_fp8_ds_mla")
+    if num_splits is not None and num_splits < 1:
+        raise ValueError(f"num_splits={num_splits}: use 1 or more, or None to have it chosen")

@@ -1,0 +1,262 @@
+"""Attention of absorbed queries over a list of cached MLA rows, in Triton: rows are unpacked on chip, scored, softmaxed and blended in one pass.
+
+Imported only by who is about to launch or compile it; the oracle is `minkernels.sparse_mla.sparse_mla_decode_torch`.
+
+Everything stands on its side: scores are [rows, heads] and the blend is [columns, heads], so that the long dimension is the tensor core's M
+and few heads waste nothing. A latent is held as two half tiles, and so are the queries and the blend: the even and the odd columns of a
+4-bit row, which are its low and its high nibbles, so that none is ever moved beside the other; the left and the right half of other rows.
+"""
+from functools import lru_cache
+
+import torch
+import triton
+import triton.language as tl
+
+from .launch import has_e2m1_convert, num_sms
+from .merge_kernel import INFINITY, LOG2E, is_last, log_sum_exp, merge_kernel, merge_rows
+from .numbers_kernel import decode_bf16, decode_e2m1_pairs, decode_e4m3
+from .sparse_mla import choose_splits
+
+HALF_MAX = tl.constexpr(65504.0)  # float16's largest number
+
+
+@triton.jit
+def _part(rows, valid, START: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """[N] pointers -> [N, BLOCK] elements from START on; zeros, and nothing loaded, past WIDTH and in rows that are not valid."""
+    column = tl.arange(0, BLOCK)
+    # (Widths of zero rather than `mask & valid`: Triton 3.9's interpreter turns a broadcast int1 into an int32.)
+    width = tl.where(valid, WIDTH, 0)
+    return tl.load(rows[:, None] + (START + column)[None, :], mask=column[None, :] < width[:, None], other=0)
+
+
+@triton.jit
+def load_rows(rows, valid, FORMAT: tl.constexpr, RANK: tl.constexpr, ROPE: tl.constexpr, HALF: tl.constexpr, ROPE_BLOCK: tl.constexpr):
+    """[N] pointers -> the rows as stored: two parts of the latent [N, HALF], the scales, the rope. A format without one of them repeats another."""
+    if FORMAT == "nvfp4_fp8_ds_mla":
+        first = _part(rows, valid, 0, RANK // 2, HALF)
+        rope = _part(rows, valid, RANK // 2, ROPE, ROPE_BLOCK)
+        scales = _part(rows, valid, RANK // 2 + ROPE, RANK // 16, HALF // 8)
+        second = first
+    else:
+        first = _part(rows, valid, 0, RANK, HALF)
+        second = _part(rows, valid, HALF, RANK - HALF, HALF)
+        if FORMAT == "fp8_ds_mla":
+            GROUPS: tl.constexpr = (RANK + 127) // 128
+            scales = _part(rows, valid, RANK, 4 * GROUPS, 4 * ((2 * HALF + 127) // 128))
+            rope = _part(rows, valid, RANK + 4 * GROUPS, 2 * ROPE, 2 * ROPE_BLOCK)
+        else:
+            rope = _part(rows, valid, RANK, ROPE, ROPE_BLOCK)
+            scales = rope
+    return first, second, scales, rope
+
+
+@triton.jit
+def _operand(x, OPERAND: tl.constexpr):
+    """float32 -> OPERAND; beyond float16's range it saturates, since an infinity times a weight of zero would be NaN."""
+    if OPERAND == tl.float16:
+        x = tl.where(x > HALF_MAX, HALF_MAX, tl.where(x < -HALF_MAX, -HALF_MAX, x))
+    return x.to(OPERAND)
+
+
+@triton.jit
+def _plain(x, FORMAT: tl.constexpr):
+    """Elements of a float32 row, or bfloat16's bits -> float32."""
+    if FORMAT == "bfloat16":
+        x = decode_bf16(x)
+    return x
+
+
+@triton.jit
+def _words(x, N: tl.constexpr, WIDTH: tl.constexpr):
+    """[N, 2 * WIDTH] bytes -> [N, WIDTH] int32, two bytes each, the lower one first. Rows need no alignment."""
+    low, high = tl.split(tl.reshape(x.to(tl.int32), (N, WIDTH, 2)))
+    return low | (high << 8)
+
+
+@triton.jit
+def unpack_rows(first, second, scales, rope, FORMAT: tl.constexpr, INTERLEAVED: tl.constexpr, NATIVE: tl.constexpr, OPERAND: tl.constexpr,
+                N: tl.constexpr, HALF: tl.constexpr, ROPE_BLOCK: tl.constexpr):
+    """What load_rows gave -> the latent's two halves [N, HALF] and the rope [N, ROPE_BLOCK], as OPERAND."""
+    if FORMAT == "nvfp4_fp8_ds_mla":
+        if INTERLEAVED:  # group 4 * column + lane lies at byte 8 * lane + column
+            scales = tl.reshape(tl.permute(tl.reshape(scales, (N, 4, HALF // 32)), (0, 2, 1)), (N, HALF // 8))
+        # A byte is two neighbours of one group, so eight bytes share a scale. Value times scale is exact in float16.
+        scale = tl.reshape(tl.broadcast_to(decode_e4m3(scales)[:, :, None], (N, HALF // 8, 8)), (N, HALF))
+        low, high = decode_e2m1_pairs(first, NATIVE)
+        a, b, r = (low * scale).to(OPERAND), (high * scale).to(OPERAND), decode_e4m3(rope).to(OPERAND)
+    elif FORMAT == "fp8":
+        a, b, r = decode_e4m3(first).to(OPERAND), decode_e4m3(second).to(OPERAND), decode_e4m3(rope).to(OPERAND)
+    elif FORMAT == "fp8_ds_mla":
+        GROUPS: tl.constexpr = (2 * HALF + 127) // 128
+        low, high = tl.split(tl.reshape(_words(scales, N, 2 * GROUPS), (N, GROUPS, 2)))
+        scale = (low | (high << 16)).to(tl.float32, bitcast=True)  # [N, GROUPS], one a 128 values
+        scale = tl.reshape(tl.broadcast_to(scale[:, :, None], (N, GROUPS, 2 * HALF // GROUPS)), (N, 2, HALF))
+        left, right = tl.split(tl.permute(scale, (0, 2, 1)))
+        a = _operand(decode_e4m3(first).to(tl.float32) * left, OPERAND)
+        b = _operand(decode_e4m3(second).to(tl.float32) * right, OPERAND)
+        r = _operand(decode_bf16(_words(rope, N, ROPE_BLOCK)), OPERAND)
+    else:
+        a, b, r = _operand(_plain(first, FORMAT), OPERAND), _operand(_plain(second, FORMAT), OPERAND), _operand(_plain(rope, FORMAT), OPERAND)
+    return a, b, r
+
+
+@triton.jit
+def _join(a, b, FORMAT: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr):
+    """The halves [HALF, HEADS] -> [HEADS, 2 * HALF] in the order of the latent's columns."""
+    both = tl.join(a, b)  # [HALF, HEADS, 2]
+    if FORMAT == "nvfp4_fp8_ds_mla":
+        both = tl.permute(both, (1, 0, 2))
+    else:
+        both = tl.permute(both, (1, 2, 0))
+    return tl.reshape(both, (HEADS, 2 * HALF))
+
+
+@triton.jit
+def _entries(slots, start, end, num_slots, slot_stride, SCAN: tl.constexpr):
+    """Of the list's part [start, end), the least range that holds its valid entries: end and start where there are none.
+
+    Known before the loop over tiles, since a condition inside it would keep the compiler from loading ahead.
+    """
+    first, last = end, start
+    for at in range(start, end, SCAN):
+        entry = at + tl.arange(0, SCAN)
+        slot = tl.load(slots + entry.to(tl.int64) * slot_stride, mask=entry < end, other=-1).to(tl.int64)
+        valid = (slot >= 0) & (slot < num_slots)
+        first = tl.minimum(first, tl.min(tl.where(valid, entry, end), axis=0))
+        last = tl.maximum(last, tl.max(tl.where(valid, entry + 1, start), axis=0))
+    return first, last
+
+
+@triton.jit
+def sparse_mla_kernel(
+    q, pages, slots,  # (T, H, RANK + ROPE) float; (B, N, row) u8, bfloat16's bits as i16, or float32; (T, K) int
+    out, lse,  # (T, H, RANK) contiguous, (T, H) float32
+    means, maxima, totals,  # (T * H, NUM_SPLITS, RANK), (T * H, NUM_SPLITS) twice, float32; see merge_kernel
+    counters,  # (T * head blocks,) int32, zero before and after
+    num_heads, num_entries, num_slots, block_size, split_entries,
+    q_stride, q_head_stride, page_stride, row_stride, slots_stride, slot_stride,  # in elements
+    FORMAT: tl.constexpr, RANK: tl.constexpr, ROPE: tl.constexpr, INTERLEAVED: tl.constexpr, NATIVE: tl.constexpr,
+    OPERAND: tl.constexpr, PRECISION: tl.constexpr, NUM_SPLITS: tl.constexpr, ONE_LAUNCH: tl.constexpr,
+    HEADS: tl.constexpr, BLOCK_N: tl.constexpr, HALF: tl.constexpr, ROPE_BLOCK: tl.constexpr, SCAN: tl.constexpr,
+):
+    """Grid (T * head blocks, NUM_SPLITS): HEADS heads of a token over entries [split * split_entries, ...) of its list."""
+    head_blocks = tl.cdiv(num_heads, HEADS)
+    token = (tl.program_id(0) // head_blocks).to(tl.int64)
+    head = (tl.program_id(0) % head_blocks) * HEADS + tl.arange(0, HEADS)
+    present = head < num_heads
+    split = tl.program_id(1)
+
+    q_rows = q + token * q_stride + head.to(tl.int64) * q_head_stride
+    whole = tl.reshape(_operand(_part(q_rows, present, 0, RANK, 2 * HALF).to(tl.float32), OPERAND),
+                       (HEADS, HALF, 2) if FORMAT == "nvfp4_fp8_ds_mla" else (HEADS, 2, HALF))
+    if FORMAT != "nvfp4_fp8_ds_mla":
+        whole = tl.permute(whole, (0, 2, 1))
+    q_a, q_b = tl.split(whole)
+    q_a, q_b = tl.trans(q_a), tl.trans(q_b)  # [HALF, HEADS]
+    q_rope = tl.trans(_operand(_part(q_rows, present, RANK, ROPE, ROPE_BLOCK).to(tl.float32), OPERAND))  # [ROPE_BLOCK, HEADS]
+
+    largest = tl.full((HEADS,), -INFINITY, tl.float32)  # of the scores so far, in units of log2(e)
+    total = tl.zeros((HEADS,), tl.float32)
+    mean_a = tl.zeros((HALF, HEADS), tl.float32)
+    mean_b = tl.zeros((HALF, HEADS), tl.float32)
+    start = tl.minimum(split * split_entries, num_entries)
+    start, end = _entries(slots + token * slots_stride, start, tl.minimum(start + split_entries, num_entries), num_slots, slot_stride, SCAN)
+    for start in range(start, end, BLOCK_N):
+        entry = start + tl.arange(0, BLOCK_N)
+        slot = tl.load(slots + token * slots_stride + entry.to(tl.int64) * slot_stride, mask=entry < end, other=-1).to(tl.int64)
+        valid = (slot >= 0) & (slot < num_slots)
+        at = tl.where(valid, slot, 0).to(tl.int32)
+        rows = pages + (at // block_size).to(tl.int64) * page_stride + (at % block_size).to(tl.int64) * row_stride
+        first, second, scales, rope = load_rows(rows, valid, FORMAT, RANK, ROPE, HALF, ROPE_BLOCK)
+        a, b, r = unpack_rows(first, second, scales, rope, FORMAT, INTERLEAVED, NATIVE, OPERAND, BLOCK_N, HALF, ROPE_BLOCK)
+        scores = tl.dot(r, q_rope, input_precision=PRECISION)  # [BLOCK_N, HEADS]
+        scores = tl.dot(a, q_a, acc=scores, input_precision=PRECISION)
+        scores = tl.dot(b, q_b, acc=scores, input_precision=PRECISION)
+        scores = tl.where(valid[:, None], scores * LOG2E, -INFINITY)
+        new = tl.maximum(largest, tl.max(scores, axis=0))
+        weights = tl.exp2(scores - new[None, :])
+        kept = tl.exp2(largest - new)
+        total = total * kept + tl.sum(weights, axis=0)
+        weights = weights.to(OPERAND)
+        mean_a = tl.dot(tl.trans(a), weights, acc=mean_a * kept[None, :], input_precision=PRECISION)
+        mean_b = tl.dot(tl.trans(b), weights, acc=mean_b * kept[None, :], input_precision=PRECISION)
+        largest = new
+
+    row = token * num_heads + head  # [HEADS]
+    column = tl.arange(0, 2 * HALF)
+    if NUM_SPLITS == 1:
+        inverse = tl.where(total > 0, 1.0 / tl.where(total > 0, total, 1.0), 0.0)
+        result = _join(mean_a * inverse[None, :], mean_b * inverse[None, :], FORMAT, HEADS, HALF)
+        tl.store(out + row[:, None] * RANK + column[None, :], result.to(out.dtype.element_ty),
+                 mask=column[None, :] < tl.where(present, RANK, 0)[:, None])
+        tl.store(lse + row, log_sum_exp(largest, total), mask=present)
+    else:
+        part = row * NUM_SPLITS + split
+        width = tl.where(present & (total > 0), RANK, 0)
+        tl.store(means + part[:, None] * RANK + column[None, :], _join(mean_a, mean_b, FORMAT, HEADS, HALF), mask=column[None, :] < width[:, None])
+        tl.store(maxima + part, largest, mask=present)
+        tl.store(totals + part, total, mask=present)
+        if ONE_LAUNCH:
+            if is_last(counters + tl.program_id(0), NUM_SPLITS):
+                merge_rows(means, maxima, totals, out, lse, row, present, NUM_SPLITS, RANK, 128)
+
+
+COUNTERS = 1 << 14  # programs of one launch that can be merged in it; so many need no splits
+
+
+@lru_cache
+def _counters(device: torch.device) -> torch.Tensor:
+    """Zeros, which every launch leaves as zeros; never freed, since recorded CUDA graphs hold on to it."""
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError("sparse_mla_decode: call it once before a CUDA graph is recorded, to make the counters that launches share")
+    return torch.zeros(COUNTERS, dtype=torch.int32, device=device)
+
+
+def plan(num_heads: int, kv_lora_rank: int, float32: bool) -> dict:
+    """How a program is cut: heads and entries at a time, warps, stages."""
+    heads = min(max(triton.next_power_of_2(num_heads), 16), 64)
+    if float32:
+        return {"HEADS": 16, "BLOCK_N": 32, "num_warps": 8, "num_stages": 2}
+    return {"HEADS": heads, "BLOCK_N": 32, "num_warps": 8, "num_stages": 2}
+
+
+def constants(kv_lora_rank: int, rope: int, row_format: str, float32: bool, native: bool) -> dict:
+    """The compile-time arguments that follow from the row and the queries' type."""
+    return {
+        "FORMAT": row_format, "RANK": kv_lora_rank, "ROPE": rope, "INTERLEAVED": kv_lora_rank == 512, "NATIVE": native,
+        "OPERAND": tl.float32 if float32 else tl.float16, "PRECISION": "ieee" if float32 else None,
+        "HALF": max(16, triton.next_power_of_2(-(-kv_lora_rank // 2))), "ROPE_BLOCK": max(16, triton.next_power_of_2(rope)),
+    }
+
+
+def launch(q: torch.Tensor, pages: torch.Tensor, slots: torch.Tensor, kv_lora_rank: int, row_format: str, num_splits: int | None,
+           one_launch: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """`sparse_mla_decode` of checked arguments."""
+    tokens, heads, width = q.shape
+    entries, device = slots.shape[1], q.device
+    out = torch.empty(tokens, heads, kv_lora_rank, dtype=q.dtype, device=device)
+    lse = torch.empty(tokens, heads, dtype=torch.float32, device=device)
+    if out.numel() == 0:
+        return out, lse
+    float32 = q.dtype == torch.float32
+    cut = plan(heads, kv_lora_rank, float32)
+    programs = tokens * -(-heads // cut["HEADS"])
+    if num_splits is None:
+        num_splits = choose_splits(programs, -(-entries // cut["BLOCK_N"]), num_sms(device))
+    split_entries = max(1, -(-entries // num_splits))
+    means = maxima = totals = lse  # of one split nothing is kept
+    if num_splits > 1:
+        means = torch.empty(tokens * heads, num_splits, kv_lora_rank, dtype=torch.float32, device=device)
+        maxima, totals = torch.empty(2, tokens * heads, num_splits, dtype=torch.float32, device=device)
+    one_launch = one_launch and programs <= COUNTERS
+    sparse_mla_kernel[(programs, num_splits)](
+        q, pages.view(torch.int16) if row_format == "bfloat16" else pages, slots, out, lse, means, maxima, totals,
+        _counters(device) if num_splits > 1 and one_launch else slots,
+        heads, entries, pages.shape[0] * pages.shape[1], pages.shape[1], split_entries,
+        q.stride(0), q.stride(1), pages.stride(0), pages.stride(1), slots.stride(0), slots.stride(1),
+        **constants(kv_lora_rank, width - kv_lora_rank, row_format, float32, has_e2m1_convert(device)),
+        NUM_SPLITS=num_splits, ONE_LAUNCH=one_launch, SCAN=min(1024, triton.next_power_of_2(split_entries)), **cut,
+    )
+    if num_splits > 1 and not one_launch:
+        merge_kernel[(tokens * heads,)](means, maxima, totals, out, lse, num_splits, D=kv_lora_rank, BLOCK_D=triton.next_power_of_2(kv_lora_rank))
+    return out, lse
