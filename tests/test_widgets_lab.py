@@ -16,7 +16,7 @@ from minengine.simulate.timeline import timeline
 ROOT = Path(__file__).resolve().parents[1]
 pytestmark = pytest.mark.browser
 CODE = "from minwidgets import {0}\n\nwidget = {0}()\nwidget"
-NOTEBOOKS = {"row": "RowBytes", "steps": "StepTimeline"}
+NOTEBOOKS = {"row": "RowBytes", "steps": "StepTimeline", "kernel": "KernelFloor"}
 QUIET = {"fetchNews": "false", "checkForUpdates": False, "doNotDisturbMode": True}  # else it asks whether to look for news, and looks for updates
 # Runs code in the open notebook's kernel; gives the value of an expression after it, as repr.
 IN_KERNEL = """async ([code, expression]) => {
@@ -150,5 +150,32 @@ def test_a_kernel_answers_the_step_timeline(browser, lab):  # noqa: F811
         page.locator(".st").get_by_role("button", name="Reset").click()
         wait_for_gaps(gaps())
         assert kernel("", "(widget.prompt_tokens, widget.max_num_batched_tokens)") == "(640, 128)"
+        wrong = [text for text in watched.wrong if text.startswith(("off-host", "uncaught"))]
+        assert not wrong, wrong
+
+
+def test_a_kernels_floor_is_set_from_both_sides(browser, lab):  # noqa: F811
+    with Watched(browser, 1280) as watched:
+        page = watched.page
+        run_all(page, lab + "kernel.ipynb", ".kf svg rect")
+
+        def kernel(code, expression):
+            return page.evaluate(IN_KERNEL, [code, expression])
+
+        def wait_for_native(text):
+            page.wait_for_function("(text) => document.querySelector('.kf .rb-stat').textContent === text", arg=text)
+
+        wait_for_native("1.43\u00a0µs")
+        # Python -> page
+        assert kernel("widget.heads = 64; widget.fill = 1", "widget.numbers['native'].bounds") == "('compute',)"
+        wait_for_native("1.71\u00a0µs")
+        assert "fill=2.0: use a number from 0 to 1" in kernel("widget.fill = 2", "0")
+        # page -> Python, numbers without a fraction too
+        page.locator(".kf input[value=own]").check()
+        page.locator(".kf input[type=number][id$='-memory_tb_s']").fill("4")
+        page.wait_for_function(f"async () => (await ({IN_KERNEL})(['', '(widget.card, widget.memory_tb_s)'])) === \"('own', 4.0)\"")
+        page.locator(".kf").get_by_role("button", name="Reset").click()
+        page.wait_for_function(f"async () => (await ({IN_KERNEL})(['', '(widget.card, widget.heads)'])) === \"('GB200', 16)\"")
+        wait_for_native("1.43\u00a0µs")
         wrong = [text for text in watched.wrong if text.startswith(("off-host", "uncaught"))]
         assert not wrong, wrong

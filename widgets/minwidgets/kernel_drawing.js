@@ -50,13 +50,14 @@ export function floorDrawing(parent, say) {
       text(`${one.path}-time-value`, "kf-value", left + width, y + NAME, `${say.time(one.time_s)}, ${say.bound(one)}`, "end");
       const high = (BAR - 1) / 2;
       let before = 0;
-      one.launches.forEach(({ name, memory_s, compute_s, time_s }) => {
+      const ends = one.launches.map(({ name, memory_s, compute_s, time_s }) => {
         const x = left + before * scale;
         box(`${one.path}-${name}-memory`, "kf-bar kf-memory", x, y + BAR_TOP, memory_s * scale, high);
-        if (compute_s) box(`${one.path}-${name}-compute`, "kf-bar kf-compute", x, y + BAR_TOP + high + 1, compute_s * scale, high);
+        box(`${one.path}-${name}-compute`, "kf-bar kf-compute", x, y + BAR_TOP + high + 1, compute_s * scale, high);
         before += time_s;
-        box(`${one.path}-${name}-floor`, "kf-floor", left + before * scale - 1, y + BAR_TOP - 3, 2, BAR + 6);
+        return left + before * scale;
       });
+      ends.forEach((x, i) => box(`${one.path}-${i}-floor`, "kf-floor", x - 1, y + BAR_TOP - 3, 2, BAR + 6)); // over the bars
       const us = reported[one.path];
       if (!us) continue;
       const [x, middle] = [left + (us / 1e6) * scale, y + BAR_TOP + BAR / 2];

@@ -97,7 +97,7 @@ function render({ model, el }) {
     const [{ flops, nbytes, bound }] = native.launches;
     const word = bound === "memory" ? "so its memory decides" : "so its matrix units decide";
     return `The native path does ${digits(flops / nbytes)} operations for each byte that it moves; in the time of a byte this card can do ${digits(balance)}, ${word}. ` +
-      "Every head works on the same rows: more heads, more operations for the same bytes.";
+      "All heads work on the same rows, so each more adds operations and hardly any bytes.";
   }
   function tellTheirs({ paths, reported }) {
     const found = paths.filter(({ path }) => reported[path]).map(({ path, time_s }) =>
