@@ -97,3 +97,4 @@ def _chapters(lines: list[str], cuda: bool) -> None:
     lines.append(f"chapter   One engine, one budget: smollm2 {where}, measured live")
     lines.append(f"chapter   The latent row: glm-mini {where}, measured live")
     lines.append(f"chapter   Four bits a value: glm-mini and smollm2 {where}, measured live")
+    lines.append("chapter   A kernel that reads four bits: kernels in Triton's interpreter, compiled ahead of time; glm-mini on the CPU")

@@ -67,6 +67,17 @@ def runs(percent, questions):
     return r
 
 
+def merge(parts):
+    highest = max(top for top, _, _ in parts)
+    total = sum(math.exp(top - highest) * total for top, total, _ in parts)
+    return sum(math.exp(top - highest) * blend for top, _, blend in parts) / total if total else 0.0
+
+
+def merge_at(parts, top):
+    total = sum(math.exp(own - top) * total for own, total, _ in parts)
+    return sum(math.exp(own - top) * blend for own, _, blend in parts) / total if total else 0.0
+
+
 RIGHT = {
     "ch01.ex1": lambda latency, ttft, n: (n - 1) * latency / (n * (latency - ttft)),
     "ch01.ex3": hits_of_the_last_turn,
@@ -77,6 +88,8 @@ RIGHT = {
     "ch07.ex1": lambda ratio, before, after: (before - after) / (ratio - 1) - after,
     "ch07.ex2": mxfp4,
     "ch07.ex3": runs,
+    "ch08.ex2": lambda j: (j // 2, 4 * (j % 2), 320 + 8 * (j // 16 % 4) + j // 64),
+    "ch08.ex3": merge,
 }
 WRONG = {
     "ch01.ex1": [lambda latency, ttft, n: n / (latency - ttft) / (n / latency),  # n gaps instead of n - 1
@@ -98,6 +111,16 @@ WRONG = {
                  lambda values: values],
     "ch07.ex3": [lambda percent, questions: 1, lambda percent, questions: 2, lambda percent, questions: round(percent / 100 * questions),
                  lambda percent, questions: runs(percent, questions) + 1],
+    "ch08.ex1": [37, 39, 61, 0.5, True, None],  # one off, a GB200, one head's share
+    "ch08.ex2": [lambda j: (j // 2, 4 * (j % 2), 320 + j // 16),  # scales in order
+                 lambda j: (j // 2, 4 - 4 * (j % 2), 320 + 8 * (j // 16 % 4) + j // 64),  # halves exchanged
+                 lambda j: (j // 2, 4 * (j % 2), 256 + 8 * (j // 16 % 4) + j // 64),  # rotary key forgotten
+                 lambda j: (j % 256, 4 * (j // 256), 320 + 8 * (j // 16 % 4) + j // 64)],  # halves of the latent, not neighbours
+    "ch08.ex3": [lambda parts: sum(blend for _, _, blend in parts) / (sum(total for _, total, _ in parts) or 1.0),  # no common maximum
+                 lambda parts: sum(blend / total for _, total, blend in parts if total) / (len(parts) or 1),  # a mean of means
+                 lambda parts: merge_at(parts, 0.0),  # overflows
+                 lambda parts: merge_at(parts, max(top for top, _, _ in parts) + 800),  # underflows
+                 lambda parts: merge(parts) or None],
 }
 
 
