@@ -13,6 +13,7 @@ __all__ = ["ConfigError", "EngineArgs", "GlmConfig", "LlamaConfig", "ModelConfig
 KV_CACHE_LAYOUTS = ("LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC")
 LATENT_DTYPES = ("float32", "bfloat16", "fp8", "fp8_ds_mla", "nvfp4_fp8_ds_mla", "int4", "int3", "int2")
 HEAD_DTYPES = ("float32", "bfloat16", "fp8", "nvfp4", "q8_0", "q4_0", "int4", "int3", "int2")
+KERNEL_DTYPES = ("float32", "bfloat16", "fp8", "fp8_ds_mla", "nvfp4_fp8_ds_mla", "nvfp4")  # rows that the Triton kernels read
 ROW_LAYERS = ("full_attention", "attention", "indexed_attention", "deepseek_sparse_attention")  # `layer_types` that keep a row of every token
 
 
@@ -315,7 +316,7 @@ class EngineArgs:
     long_prefill_token_threshold: int = 0  # 0: no limit on one request's share of a step
     enable_prefix_caching: bool = True
     enforce_eager: bool = False
-    attention_backend: str = "auto"  # "torch"; "triton" comes with the kernels
+    attention_backend: str = "auto"  # "triton": the kernels of minkernels; "torch"; auto: triton on CUDA for rows that the kernels read, else torch
     num_threads: int | None = None
     seed: int = 0
 
@@ -337,7 +338,7 @@ class EngineArgs:
             demand(self.kv_cache_dtype in known, "kv_cache_dtype", f"use one of {', '.join(known)}")
         demand(self.dtype in ("auto", "float32", "bfloat16"), "dtype", "use auto, float32 or bfloat16")
         demand(self.device == "auto" or self.device.split(":")[0] in ("cpu", "cuda"), "device", "use auto, cpu or cuda")
-        demand(self.attention_backend in ("auto", "torch"), "attention_backend", "use auto or torch")
+        demand(self.attention_backend in ("auto", "torch", "triton"), "attention_backend", "use auto, torch or triton")
         demand(self.max_num_seqs >= 1, "max_num_seqs", "use at least 1")
         demand(self.max_num_batched_tokens >= self.max_num_seqs, "max_num_batched_tokens",
                f"must be at least max_num_seqs ({self.max_num_seqs}), so that every running request can decode in every step")

@@ -14,7 +14,7 @@ from typing import Any, Callable, Iterable, Mapping, Sequence
 
 import torch
 
-from .config import ConfigError, EngineArgs, ModelConfig
+from .config import KERNEL_DTYPES, ConfigError, EngineArgs, ModelConfig
 from .kv.blocks import BlockPool
 from .kv.cache import KVCache, cache_layout
 from .request import Request, RequestError, RequestOutput, SamplingParams
@@ -53,7 +53,7 @@ class LLMEngine:
         # A CUDA graph runs at a fixed batch width; its empty places write to a block of their own at the end.
         try:
             self.kv = KVCache(self.config, kv_cache_dtype, args.kv_cache_layout, num_blocks + self.cuda_graphs, args.block_size, device,
-                              self.model.dtype)
+                              self.model.dtype, _attention_backend(args.attention_backend, device, kv_cache_dtype))
         except RuntimeError as error:  # torch's word for "out of memory", on a CPU and on CUDA
             raise ConfigError(f"kv_cache_memory_bytes: a pool of {num_blocks} blocks does not fit this machine's memory ({error}); ask for less") from error
         self.pool = BlockPool(num_blocks, args.block_size, args.enable_prefix_caching)
@@ -219,6 +219,24 @@ def _device(name: str) -> torch.device:
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise ConfigError(f"device='{name}': torch sees no CUDA device; use device='cpu' or install a CUDA build of torch")
     return torch.device(name)
+
+
+def _attention_backend(name: str, device: torch.device, kv_cache_dtype: str) -> str:
+    """"triton" or "torch": what `attention_backend` comes to on this device, for these rows."""
+    if name == "torch" or (name == "auto" and (device.type == "cpu" or kv_cache_dtype not in KERNEL_DTYPES)):
+        return "torch"
+    if kv_cache_dtype not in KERNEL_DTYPES:
+        raise ConfigError(f"attention_backend='triton': no kernel reads rows of kv_cache_dtype='{kv_cache_dtype}'; use attention_backend='torch', "
+                          f"or one of {', '.join(KERNEL_DTYPES)}")
+    from minkernels.launch import use_triton
+
+    try:
+        return "triton" if use_triton(name, torch.empty(0, device=device)) else "torch"
+    except ImportError as error:
+        raise ConfigError(f"attention_backend='triton': {error}") from error
+    except ValueError as error:
+        raise ConfigError("attention_backend='triton' needs a GPU; use attention_backend='torch', or set TRITON_INTERPRET=1 before Triton is "
+                          "imported, which runs the kernels slowly in Python") from error
 
 
 def _dtype(name: str, device: torch.device) -> str:

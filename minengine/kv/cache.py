@@ -10,6 +10,7 @@ from torch import Tensor
 from minengine.config import HEAD_DTYPES, LATENT_DTYPES, ConfigError, ModelConfig
 from minengine.kv.layout import KVLayout
 from minengine.kv.rows import IndexerFormat, RowFormat, head_format, indexer_format, row_format
+from minkernels.rows import ROW_FORMATS, quantize_rows
 
 __all__ = ["KVCache", "cache_format", "cache_layout"]
 
@@ -43,8 +44,11 @@ class KVCache:
     """
 
     def __init__(self, config: ModelConfig, kv_cache_dtype: str, layout: str, num_blocks: int, block_size: int,
-                 device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> None:
+                 device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32, backend: str = "torch") -> None:
         """
+        Args:
+            backend: "torch" or "triton", how rows are written and attention reads them (see `attention_backend`).
+
         Raises:
             ConfigError: a kv_cache_dtype or layout that is unknown or does not fit the model.
         """
@@ -56,6 +60,8 @@ class KVCache:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.dtype = dtype
+        self.backend = backend
+        self._kernel_writes = backend == "triton" and config.is_latent and kv_cache_dtype in ROW_FORMATS
         self.device = torch.device(device)
         self.storage = torch.zeros(self.kv_layout.nbytes, dtype=torch.uint8, device=device)
         rows = self._typed(self.fmt, self.kv_layout.shape, self.kv_layout.strides, self.kv_layout.offset)  # (L, B, H, N, W)
@@ -80,9 +86,20 @@ class KVCache:
         start = self.kv_layout.offset + layer * strides[0] + block * strides[1] + head * strides[2] + offset * strides[3]
         return self.storage[start : start + self.fmt.nbytes]
 
+    def pages(self, layer: int) -> Tensor:
+        """One layer as kernels take it, a view: (B, N, H, storage_width) of the format's storage dtype."""
+        return self._pages[layer].pages
+
+    def indexer_pages(self, full_index: int) -> Tensor:
+        """The same of the `full_index`-th layer that has an indexer: (B, N, storage_width)."""
+        return self._indexer_pages[full_index].pages
+
     def write(self, layer: int, slots: Tensor, a: Tensor, b: Tensor) -> None:
         """slots (T,) int64, a (T, H, wa), b (T, H, wb): quantise and store."""
-        self._pages[layer].write(slots, self.fmt.quantize(a, b))
+        if self._kernel_writes:
+            quantize_rows(a[:, 0], b[:, 0], self.pages(layer)[:, :, 0], slots, self.kv_cache_dtype, self.backend)
+        else:
+            self._pages[layer].write(slots, self.fmt.quantize(a, b))
 
     def read_blocks(self, layer: int, block_ids: Tensor) -> tuple[Tensor, Tensor]:
         """block_ids (..., n) int64 -> (..., n*N, H, wa), (..., n*N, H, wb), in the order of the ids."""

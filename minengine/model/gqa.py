@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from minkernels.paged_attention import paged_decode
+
 from ..config import LlamaConfig
 from ..kv.cache import KVCache
 from .batch import Batch, PrefillChunk
@@ -67,6 +69,9 @@ class GroupedAttention:
 
     def _decode(self, q: Tensor, batch: Batch, kv: KVCache) -> Tensor:
         """One query a request: (D, Hq, d) -> (D, Hq * d). The queries of a group stand where a kernel expects a query sequence."""
+        if kv.backend == "triton":
+            tables, lens = batch.decode_block_tables, batch.decode_seq_lens
+            return paged_decode(q, kv.pages(self.layer), tables, lens, kv.kv_cache_dtype, backend=kv.backend).flatten(1)
         runs = batch.scratch.get("decode runs")
         if runs is None:
             runs = batch.scratch["decode runs"] = _decode_runs(batch, kv, q.dtype)

@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from minkernels.sparse_mla import sparse_mla_decode
+
 from ..config import ConfigError, GlmConfig
 from ..kv.cache import KVCache
 from .batch import Batch, PrefillChunk
@@ -109,13 +111,17 @@ class LatentAttention:
         """One query a request: (H, D, R), (H, D, rope) -> (H, D, R). Every shape is known without a device sync."""
         tables, lens = batch.decode_block_tables, batch.decode_seq_lens
         rows = batch.max_decode_len if choice is None else choice.shape[1]
+        if kv.backend == "triton":
+            positions = _first(lens, rows) if choice is None else choice  # (D, K)
+            return self._by_kernel(q_latent, q_rope, _slots(positions, tables, kv.block_size), kv)
         outputs = []
         for run in runs(len(tables), rows * (self.heads + sum(kv.fmt.widths)), lens.device):
             if choice is None:
                 latent, rope = (part[:, :rows, 0] for part in kv.read_blocks(self.layer, tables[run]))  # (r, S, R), (r, S, rope)
                 absent = torch.arange(rows, device=lens.device) >= lens[run, None]  # (r, S)
             else:
-                slots, absent = _slots(choice[run], tables[run], kv.block_size)  # (r, K) each
+                absent = choice[run] < 0  # (r, K); in place of none, position 0 is read
+                slots = _slots(choice[run].clamp(min=0), tables[run], kv.block_size)  # (r, K)
                 latent, rope = (part.squeeze(2) for part in kv.read_slots(self.layer, slots))  # (r, K, R), (r, K, rope)
             queries = q_latent[:, run].transpose(0, 1), q_rope[:, run].transpose(0, 1)  # (r, H, R), (r, H, rope)
             outputs.append(attend(*queries, latent, rope, absent.unsqueeze(1)).transpose(0, 1))  # (H, r, R)
@@ -128,6 +134,10 @@ class LatentAttention:
         """
         heads, count, rank = q_latent.shape
         seen = chunk.context_len + count  # S
+        if kv.backend == "triton":
+            visible = torch.arange(chunk.context_len + 1, seen + 1, device=q_latent.device)
+            positions = _first(visible, seen) if choice is None else choice  # (n, K)
+            return self._by_kernel(q_latent, q_rope, _slots(positions, chunk.block_ids.expand(count, -1), kv.block_size), kv)
         latent, rope = (part[:seen, 0] for part in kv.read_blocks(self.layer, chunk.block_ids))  # (S, R), (S, rope)
         gather = choice is not None and seen > MASK_UP_TO * self.top_k
         outputs = []
@@ -150,6 +160,11 @@ class LatentAttention:
             outputs.append(output.view(heads, -1, rank))
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
 
+    def _by_kernel(self, q_latent: Tensor, q_rope: Tensor, slots: Tensor, kv: KVCache) -> Tensor:
+        """Each query over the rows in its list: (H, n, R), (H, n, rope), slots (n, K) with -1 for none -> (H, n, R)."""
+        q = torch.cat((q_latent, q_rope), dim=-1).transpose(0, 1)  # (n, H, R + rope)
+        return sparse_mla_decode(q, kv.pages(self.layer)[:, :, 0], slots, q_latent.shape[-1], kv.kv_cache_dtype, backend=kv.backend)[0].transpose(0, 1)
+
 
 def attend(q_latent: Tensor, q_rope: Tensor, latent: Tensor, rope: Tensor, absent: Tensor) -> Tensor:
     """Softmax attention of scaled queries over cached rows; a query that sees no row gives 0.
@@ -171,11 +186,16 @@ def attend(q_latent: Tensor, q_rope: Tensor, latent: Tensor, rope: Tensor, absen
     return torch.bmm(weights.flatten(1, 2).to(latent.dtype), latent)
 
 
-def _slots(choice: Tensor, tables: Tensor, block_size: int) -> tuple[Tensor, Tensor]:
-    """Positions (D, K), block tables (D, M) -> cache slots (D, K), and where the choice is -1 (the slot is then position 0's)."""
-    positions = choice.clamp(min=0)
-    blocks = tables.gather(1, positions // block_size)  # (D, K)
-    return blocks * block_size + positions % block_size, choice < 0
+def _first(visible: Tensor, seen: int) -> Tensor:
+    """(Q,) counts -> (Q, S): the positions below each query's count, -1 from there on."""
+    positions = torch.arange(seen, device=visible.device)
+    return positions.where(positions < visible.unsqueeze(1), -1)
+
+
+def _slots(positions: Tensor, tables: Tensor, block_size: int) -> Tensor:
+    """Positions (Q, K), -1 for none; block tables (Q, M) -> cache slots (Q, K), -1 for none."""
+    blocks = tables.gather(1, positions.clamp(min=0) // block_size)  # (Q, K)
+    return torch.where(positions < 0, -1, blocks * block_size + positions % block_size)
 
 
 def _unchosen(choice: Tensor, seen: int) -> Tensor:
