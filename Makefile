@@ -32,9 +32,9 @@ bench: $(READY) ## measure: the tables of ratios
 soak: $(READY) ## long fault and fuzz runs
 	@$(PY) -m pytest -q -m soak
 
-# Needs no set-up: any Python with torch, triton and pytest will do.
-gpu-check: ## the tests that need a CUDA GPU, from a bare checkout
-	@if [ -x $(PY) ]; then python=$(PY); else python=python3; fi; $$python -m pytest -q -m gpu -p no:cacheprovider $$(grep -l 'mark.gpu' tests/*.py)
+# Needs no set-up: any Python with torch, triton, numpy and pytest will do.
+gpu-check: ## on a CUDA GPU: its tests, then the kernels' times, from a bare checkout
+	@if [ -x $(PY) ]; then python=$(PY); else python=python3; fi; PYTHONPATH=.:kernels:widgets $$python -m bench.gpu_check
 
 lock-check: $(READY) ## resolve the lock for x86_64 and aarch64, installing nothing
 	@$(PY) .ci/lock_check.py
