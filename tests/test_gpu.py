@@ -40,8 +40,9 @@ def assert_same(got, want):
 
 @pytest.mark.parametrize("kind", ["llama", "glm"])
 @pytest.mark.parametrize("eager", [True, False])
-def test_the_cards_tokens_are_the_cpus(kind, eager):
-    got, engine = serve(kind, "cuda", enforce_eager=eager)
+@pytest.mark.parametrize("backend", ["triton", "torch"])
+def test_the_cards_tokens_are_the_cpus(kind, eager, backend):
+    got, engine = serve(kind, "cuda", enforce_eager=eager, attention_backend=backend)
     assert bool(engine.runner.graphs) != eager
     if not eager:
         assert engine.runner.graphs.recorded, "no decode step ran as a graph"
@@ -51,6 +52,26 @@ def test_the_cards_tokens_are_the_cpus(kind, eager):
 @pytest.mark.parametrize("kind, kv_cache_dtype", [("llama", d) for d in HEAD_DTYPES] + [("glm", d) for d in LATENT_DTYPES])
 def test_every_row_format_and_graphs_agree_with_eager(kind, kv_cache_dtype):
     assert_same(serve(kind, "cuda", kv_cache_dtype=kv_cache_dtype)[0], serve(kind, "cuda", kv_cache_dtype=kv_cache_dtype, enforce_eager=True)[0])
+
+
+@pytest.mark.parametrize("eager", [True, False])
+def test_glm_mini_answers_from_4_bit_rows_as_on_the_cpu(eager):
+    """Twenty questions over a text of 1,024 tokens, four times index_topk, read in chunks and then served from the cache."""
+    pytest.importorskip("tokenizers", reason="glm-mini needs the tokenizers package")
+    import numpy as np
+
+    from minengine import LLM
+    from minengine.workload.recall import Recall
+
+    episode = Recall().episode(np.random.default_rng(1), 1024, 64, 20)
+    prompts = [{"prompt_token_ids": episode.context.tolist() + question[:2].tolist()} for question in Recall().questions(episode)]
+    answers = {}
+    for device in ("cuda", "cpu"):
+        llm = LLM("glm-mini", device=device, dtype="float32", kv_cache_dtype="nvfp4_fp8_ds_mla", enforce_eager=eager)
+        outs = llm.generate(prompts, SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True, logprobs=2))
+        answers[device] = [(out.outputs[0].token_ids, [abs(a.logprob - b.logprob) for a, b in (list(entry.values())[:2] for entry in
+                            out.outputs[0].logprobs)]) for out in outs]
+    assert_same(answers["cuda"], answers["cpu"])
 
 
 @pytest.mark.parametrize("kind", ["llama", "glm"])
