@@ -51,5 +51,5 @@ def test_without_triton_the_torch_path_works_and_the_rest_says_what_to_install()
 
 
 def test_importing_minkernels_imports_no_triton():
-    result = run_python("-c", "import sys, minkernels.rows, minkernels.fp4, minkernels.aot; print('triton' in sys.modules)")
+    result = run_python("-c", "import sys, minkernels.rows, minkernels.indexer, minkernels.fp4, minkernels.aot; print('triton' in sys.modules)")
     assert result.stdout.strip() == "False", result.stderr

@@ -11,12 +11,12 @@ FLOAT_TINY = 2.0**-126  # the smallest normal float32
 
 
 def store(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """x in `dtype`, saturating where that is narrower; x itself where it has that dtype."""
+    """x in `dtype`, 16 bits saturating, infinities too; x itself where it has that dtype."""
     if x.dtype == dtype:
         return x
-    limit = torch.finfo(dtype).max
-    if torch.finfo(x.dtype).max <= limit:
+    if dtype.itemsize > 2:
         return x.to(dtype)
+    limit = torch.finfo(dtype).max
     return x.float().clamp(-limit, limit).to(dtype)  # in float32: float16's limit is no bfloat16, and would round beyond itself
 
 

@@ -113,6 +113,11 @@ def append_keys_kernel(
 NUM_WARPS = 1  # 512 values are 16 a lane
 
 
+def key_constants(width: int) -> dict:
+    """The compile-time arguments of append_keys_kernel."""
+    return {"WIDTH": width, "BLOCK": triton.next_power_of_2(width)}
+
+
 def aot_cases() -> list[Case]:
     """The rows and index keys of GLM-5.3, from bfloat16."""
     place = {"num_slots": "i64", "block_size": "i32", "page_stride": "i64", "row_stride": "i32"}
@@ -123,6 +128,6 @@ def aot_cases() -> list[Case]:
                      **dict.fromkeys(consts, "constexpr")}
         cases.append(Case(f"quantize_rows {width}", quantize_rows_kernel, signature, consts, NUM_WARPS, num_stages=3,
                           divisible=("latent_stride", "rope_stride", "page_stride", "row_stride")))
-    consts = {"WIDTH": 128, "BLOCK": 128}
+    consts = key_constants(128)
     signature = {"keys": "*bf16", "pages": "*u8", "slots": "*i64", "key_stride": "i32", **place, **dict.fromkeys(consts, "constexpr")}
     return [*cases, Case("append_keys 132", append_keys_kernel, signature, consts, NUM_WARPS, num_stages=3, divisible=("key_stride",))]

@@ -18,7 +18,7 @@ from .casts import FLOAT_TINY, PLAIN, as_bytes, finite, from_bytes, store
 from .fp4 import E4M3_MAX, GROUP, e4m3_decode, e4m3_encode, nvfp4_dequantize, nvfp4_quantize
 from .launch import use_triton
 
-__all__ = ["ROW_FORMATS", "gather_dequant", "gather_dequant_torch", "gather_to_fp8", "gather_to_fp8_torch", "pack", "quantize_rows", "scatter", "unpack"]
+__all__ = ["ROW_FORMATS", "gather_dequant", "gather_dequant_torch", "gather_to_fp8", "gather_to_fp8_torch", "pack", "pages_place", "quantize_rows", "scatter", "unpack"]
 
 INTERLEAVED_RANK = 512
 FP8_DS_MLA_GROUP = 128  # values that share one FP32 scale
@@ -127,7 +127,7 @@ def quantize_rows(latent: Tensor, rope: Tensor, pages: Tensor, slots: Tensor, ro
     latent, rope = (part if part.stride(-1) == 1 else part.contiguous() for part in (latent, rope))
     if len(slots):
         kernel.quantize_rows_kernel[(len(slots),)](
-            latent, rope, pages, slots.contiguous(), latent.stride(0), rope.stride(0), *_place(pages), FORMAT=row_format,
+            latent, rope, pages, slots.contiguous(), latent.stride(0), rope.stride(0), *pages_place(pages), FORMAT=row_format,
             **kernel.constants(latent.shape[-1], rope.shape[-1], latent.shape[-1] == INTERLEAVED_RANK), num_warps=kernel.NUM_WARPS)
 
 
@@ -155,7 +155,7 @@ def gather_dequant(pages: Tensor, slots: Tensor, row_format: str = "nvfp4_fp8_ds
     rope = torch.empty(len(slots), qk_rope_head_dim, dtype=dtype, device=pages.device)
     if len(slots):
         kernel.gather_dequant_kernel[(len(slots),)](
-            pages, slots.contiguous(), latent, rope, *_place(pages), FORMAT=row_format,
+            pages, slots.contiguous(), latent, rope, *pages_place(pages), FORMAT=row_format,
             **kernel.constants(kv_lora_rank, qk_rope_head_dim, kv_lora_rank == INTERLEAVED_RANK), num_warps=kernel.NUM_WARPS)
     return latent, rope
 
@@ -184,7 +184,7 @@ def gather_to_fp8(pages: Tensor, slots: Tensor, kv_lora_rank: int = 512, qk_rope
     out = torch.empty(len(slots), kv_lora_rank + qk_rope_head_dim, dtype=torch.uint8, device=pages.device)
     if len(slots):
         kernel.gather_to_fp8_kernel[(len(slots),)](
-            pages, slots.contiguous(), out, *_place(pages),
+            pages, slots.contiguous(), out, *pages_place(pages),
             **kernel.constants(kv_lora_rank, qk_rope_head_dim, kv_lora_rank == INTERLEAVED_RANK), num_warps=kernel.NUM_WARPS)
     return out
 
@@ -232,6 +232,6 @@ def _check(pages: Tensor, row_format: str, rank: int, rope: int) -> None:
         raise ValueError(f"pages must be (blocks, block_size, {width}) uint8 with contiguous rows; got {got}")
 
 
-def _place(pages: Tensor) -> tuple[int, int, int, int]:
+def pages_place(pages: Tensor) -> tuple[int, int, int, int]:
     """What a kernel needs to find a slot's row: slots in the pool, slots a block, and the strides of a block and a slot."""
     return pages.shape[0] * pages.shape[1], pages.shape[1], pages.stride(0), pages.stride(1)

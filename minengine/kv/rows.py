@@ -18,7 +18,8 @@ from torch import Tensor
 from minengine.arithmetic import INT_BITS, INT_GROUP, Q_BLOCK, head_row_bytes, indexer_bytes, row_bytes
 from minengine.config import head_parts
 from minkernels.casts import FLOAT_TINY, PLAIN, as_bytes, finite, from_bytes, store
-from minkernels.fp4 import E4M3_MAX, GROUP, e4m3_decode, e4m3_encode, nvfp4_dequantize, nvfp4_quantize
+from minkernels.fp4 import GROUP, e4m3_decode, e4m3_encode, nvfp4_dequantize, nvfp4_quantize
+from minkernels.indexer import pack_keys, unpack_keys
 from minkernels.rows import pack, unpack
 
 __all__ = ["IndexerFormat", "RowFormat", "head_format", "indexer_format", "row_format"]
@@ -71,16 +72,13 @@ class IndexerFormat:
         """(..., width) float -> (..., storage_width)."""
         if self.name in PLAIN:
             return store(keys, self.storage_dtype)
-        keys = finite(keys)
-        scale = keys.abs().amax(-1, keepdim=True).div_(E4M3_MAX).clamp_(min=FLOAT_TINY)  # (..., 1)
-        return torch.cat((e4m3_encode(keys / scale), as_bytes(scale)), dim=-1)
+        return pack_keys(keys)
 
     def dequantize(self, rows: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """(..., storage_width) -> (..., width) of `dtype`."""
         if self.name in PLAIN:
             return store(rows, dtype)
-        keys, scale = rows.split((self.width, self.nbytes - self.width), dim=-1)
-        return store(e4m3_decode(keys) * from_bytes(scale, torch.float32), dtype)
+        return unpack_keys(rows, dtype)
 
 
 def row_format(name: str, kv_lora_rank: int = 512, qk_rope_head_dim: int = 64) -> RowFormat:
