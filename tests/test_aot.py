@@ -3,6 +3,7 @@
 Triton reads TRITON_INTERPRET when it is imported, so the report runs in processes of its own. Each architecture is compiled once for all tests.
 """
 import json
+import re
 from dataclasses import replace
 from functools import lru_cache
 
@@ -37,6 +38,13 @@ def test_what_the_report_says_can_be(arch):
         assert r.warps_per_sm == r.blocks_per_sm * r.num_warps <= 64 and r.shared_bytes <= 227 * 1024, r
 
 
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_float32_queries_are_multiplied_in_float32(arch):
+    """Tensor cores know TF32 only; Triton 3.7 turns to them on Blackwell, whatever input_precision says, where rows were widened."""
+    kinds = {r.kernel: r.kinds for r in reports(arch) if re.search(r"(float32|fp32) queries", r.kernel)}
+    assert kinds and not any("tensor_core" in found for found in kinds.values()), kinds
+
+
 def a_report(**changes) -> Report:
     report = Report("attend", "sm_90a", 120, 0, 4096, 0, 4, 4, 16, "registers", 900, {"HMMA": 12}, ("tensor_core",), ("tensor_core",))
     return replace(report, **changes)
@@ -52,6 +60,7 @@ def a_budget(triton=None, **changes) -> dict:
     (dict(spill_bytes=8), "attend on sm_90a: spill_bytes is 8, the budget 0"),
     (dict(shared_bytes=8192), "shared_bytes is 8192, the budget 4096"),
     (dict(kinds=()), "attend on sm_90a: no tensor_core instruction was found"),
+    (dict(kinds=("e2m1_convert", "tensor_core")), "attend on sm_90a: e2m1_convert instructions were found, the budget has none"),
     (dict(wants=("e2m1_convert",)), "no e2m1_convert instruction was found"),
 ])
 def test_a_budget_that_breaks_says_which_figure_of_which_kernel(changes, words):

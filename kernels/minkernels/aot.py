@@ -88,7 +88,7 @@ def compile_report(arch: str, jobs: int = 1, only: str = "") -> list[Report]:
     Raises:
         ValueError: an arch that is not one of ARCHITECTURES, or no case of that name.
         ImportError: no Triton.
-        RuntimeError: the interpreter is on.
+        RuntimeError: the interpreter is on, or a kernel does not compile.
     """
     if arch not in ARCHITECTURES:
         raise ValueError(f"arch='{arch}': use one of {', '.join(ARCHITECTURES)}")
@@ -103,7 +103,10 @@ def compile_report(arch: str, jobs: int = 1, only: str = "") -> list[Report]:
 
 def _report(name: str, arch: str) -> Report:
     case = all_cases()[name]  # by name: a kernel does not travel to another process
-    compiled = compile_case(case, arch)
+    try:
+        compiled = compile_case(case, arch)
+    except Exception as error:  # Triton's own names no case, and not all of them travel between processes
+        raise RuntimeError(f"case '{name}' does not compile for {arch}: {error}") from error
     code = read_cubin(compiled.asm["cubin"])
     shared, columns = compiled.metadata.shared, getattr(compiled.metadata, "tmem_size", None) or 0
     warps = compiled.metadata.num_warps

@@ -1,4 +1,4 @@
-"""The budget of every compiled kernel: what it may need at most, and the instructions that it must keep.
+"""The budget of every compiled kernel: what it may need at most, and the kinds of instruction that it has.
 
 `aot_budget.json` holds it, by architecture and case, for one version of Triton. A change to a kernel may exceed it: look at why, and if the new
 figures are right write them with `python -m minkernels.aot --write-budget`. Spilled bytes are those of that day, so a kernel that begins to
@@ -21,7 +21,7 @@ REMEDY = "if that is meant, run: python -m minkernels.aot --write-budget"
 
 
 def read() -> dict:
-    """{"triton": version, arch: {case: {"registers": most, "spill_bytes": most, "shared_bytes": most, "kinds": [kind that it must have]}}}."""
+    """{"triton": version, arch: {case: {"registers": most, "spill_bytes": most, "shared_bytes": most, "kinds": [every kind that it has]}}}."""
     return json.loads(PATH.read_text())
 
 
@@ -53,4 +53,6 @@ def broken(reports: list[Report], budget: dict) -> list[str]:
                     said.append(f"{name} on {arch}: {figure} is {found}, the budget {most}; {REMEDY}")
             lost = {*entries[name]["kinds"], *report.wants}.difference(report.kinds)
             said += [f"{name} on {arch}: no {kind} instruction was found, and it must have one" for kind in sorted(lost)]
+            gained = set(report.kinds).difference(entries[name]["kinds"])  # float32 products that became TF32's, say
+            said += [f"{name} on {arch}: {kind} instructions were found, the budget has none; {REMEDY}" for kind in sorted(gained)]
     return said
