@@ -1,4 +1,4 @@
-"""`minengine generate | chat | doctor | train-mini`: the engine from a terminal. Errors go to stderr in one sentence, exit code 2."""
+"""`minengine generate | chat | doctor | train-mini | accuracy`: the engine from a terminal. Errors go to stderr in one sentence, exit code 2."""
 from __future__ import annotations
 
 import argparse
@@ -52,6 +52,13 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--out", type=Path, default=Path("glm-mini"), help="folder for the model, its log and the state to resume from (default: glm-mini)")
     train.add_argument("--restart", action="store_true", help="start anew even if the folder holds an unfinished training")
     train.set_defaults(run=_train_mini)
+
+    accuracy = commands.add_parser("accuracy", help="what each row format costs in answers: recall, perplexity and agreement, with 95%% intervals")
+    accuracy.add_argument("--out", type=Path, required=True, help="folder for the result file and the finished parts, from which a second run goes on")
+    accuracy.add_argument("--only", metavar="KIND,...", help="of recall, perplexity, needle, agreement (default: all)")
+    accuracy.add_argument("--seed", type=int, default=0, help="of texts and questions (default: 0)")
+    accuracy.add_argument("--quick", action="store_true", help="a few contexts in four formats: to see that it works, not to measure")
+    accuracy.set_defaults(run=_accuracy)
     return parser
 
 
@@ -156,6 +163,13 @@ def _train_mini(args: argparse.Namespace) -> int:
     from .train.mini import train_mini
 
     train_mini(args.out, resume=not args.restart)
+    return 0
+
+
+def _accuracy(args: argparse.Namespace) -> int:
+    from .accuracy.run import KINDS, measure
+
+    print(measure(args.out, args.only.split(",") if args.only else KINDS, args.seed, args.quick))
     return 0
 
 

@@ -15,6 +15,7 @@ from typing import Any, Callable, Mapping
 
 __all__ = ["Measurement", "RESULTS", "ResultError", "read_results"]
 
+ACCURACY = "accuracy-"  # what the names of stored accuracies begin with
 RESULTS = Path(__file__).resolve().parents[1] / "book" / "results"
 
 
@@ -76,13 +77,15 @@ MEASUREMENT: dict[str, Check] = {
 
 
 def read_results(folder: str | Path = RESULTS) -> dict[str, Measurement]:
-    """All stored measurements by name; none if the folder has no file.
+    """All stored measurements by name; none if the folder has no file. Accuracies are files of their own, read by `minengine.accuracy.stored`.
 
     Raises:
         ResultError: a file is no JSON, a field is missing, unknown or wrong, or a name is there twice.
     """
     found: dict[str, Measurement] = {}
     for path in sorted(Path(folder).glob("*.json")):
+        if path.name.startswith(ACCURACY):
+            continue
         try:
             run = json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:

@@ -1,25 +1,35 @@
-"""What a cache format costs in answers, measured through the engine's own cache."""
+"""Recall of glm-mini: records of a text that is read into the cache once, then asked about."""
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from .llm import LLM
-from .request import SamplingParams
-from .workload.recall import ANSWER_TOKENS, Recall
-from .workload.stats import wilson
+from ..llm import LLM
+from ..request import SamplingParams
+from ..workload.recall import ANSWER_TOKENS, Recall
+from ..workload.stats import wilson
+from .bootstrap import Outcomes
 
 __all__ = ["RecallScore", "recall"]
 
 
 @dataclass(frozen=True)
 class RecallScore:
-    """Questions answered in full, over all contexts; `low` and `high` are the 95% interval of their share."""
+    """Questions answered in full, over all contexts; `low` and `high` are the 95% interval of their share.
+
+    That interval takes the questions as independent; `interval(score.outcomes)` takes contexts as what is drawn.
+    """
 
     n: int
     right: int
     contexts: int
+    answers: tuple[bool, ...]  # each question's, context after context
+
+    @property
+    def outcomes(self) -> Outcomes:
+        """For `difference`: another format's score of the same seed holds the same questions."""
+        return Outcomes.of(self.answers, self.n // self.contexts)
 
     @property
     def share(self) -> float:
@@ -56,7 +66,7 @@ def recall(llm: LLM, length: int, pairs: int, contexts: int = 10, queries: int =
     block_size = llm.kv_cache.block_size
     if length % block_size:
         raise ValueError(f"length={length}: use a multiple of block_size={block_size}, so that the whole text is served from the cache")
-    right = 0
+    right: list[bool] = []
     for number in range(contexts):
         episode = task.episode(np.random.default_rng((seed, number)), length, pairs, queries)
         text, questions = episode.context.tolist(), task.questions(episode)
@@ -66,5 +76,5 @@ def recall(llm: LLM, length: int, pairs: int, contexts: int = 10, queries: int =
             llm.zero_kv_cache()
         prompts = [{"prompt_token_ids": text + question[:2].tolist()} for question in questions]
         answers = llm.generate(prompts, SamplingParams(max_tokens=ANSWER_TOKENS, temperature=0.0, ignore_eos=True))
-        right += sum(tuple(out.outputs[0].token_ids) == tuple(question[2:4]) for out, question in zip(answers, questions))
-    return RecallScore(contexts * queries, right, contexts)
+        right += [tuple(out.outputs[0].token_ids) == tuple(question[2:4]) for out, question in zip(answers, questions)]
+    return RecallScore(len(right), sum(right), contexts, tuple(right))
