@@ -2,9 +2,8 @@
 
 Imported only by who is about to launch or compile it; the oracle is `minkernels.sparse_mla.sparse_mla_decode_torch`.
 
-Everything stands on its side: scores are [rows, heads] and the blend is [columns, heads], so that the long dimension is the tensor core's M
-and few heads waste nothing. A latent is held as two half tiles, and so are the queries and the blend: the even and the odd columns of a
-4-bit row, which are its low and its high nibbles, so that none is ever moved beside the other; the left and the right half of other rows.
+A latent is held as two half tiles, and so are the queries and the blend: the even and the odd columns of a 4-bit row, which are its low
+and its high nibbles, so that none is moved beside the other before the end; the left and the right half of other rows.
 """
 from functools import lru_cache
 
@@ -12,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
+from .aot_case import ARCHITECTURES, Case
 from .launch import has_e2m1_convert, num_sms
 from .merge_kernel import INFINITY, LOG2E, is_last, log_sum_exp, merge_kernel, merge_rows
 from .numbers_kernel import decode_bf16, decode_e2m1_pairs, decode_e4m3
@@ -74,26 +74,36 @@ def _words(x, N: tl.constexpr, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def unpack_rows(first, second, scales, rope, FORMAT: tl.constexpr, INTERLEAVED: tl.constexpr, NATIVE: tl.constexpr, OPERAND: tl.constexpr,
+def _e4m3(byte, NATIVE_E4M3: tl.constexpr):
+    """uint8 -> float16: by the GPU's own conversion where it has one."""
+    if NATIVE_E4M3:
+        x = byte.to(tl.float8e4nv, bitcast=True).to(tl.float16)
+    else:
+        x = decode_e4m3(byte)
+    return x
+
+
+@triton.jit
+def unpack_rows(first, second, scales, rope, FORMAT: tl.constexpr, INTERLEAVED: tl.constexpr, NATIVE: tl.constexpr, NATIVE_E4M3: tl.constexpr, OPERAND: tl.constexpr,
                 N: tl.constexpr, HALF: tl.constexpr, ROPE_BLOCK: tl.constexpr):
     """What load_rows gave -> the latent's two halves [N, HALF] and the rope [N, ROPE_BLOCK], as OPERAND."""
     if FORMAT == "nvfp4_fp8_ds_mla":
         if INTERLEAVED:  # group 4 * column + lane lies at byte 8 * lane + column
             scales = tl.reshape(tl.permute(tl.reshape(scales, (N, 4, HALF // 32)), (0, 2, 1)), (N, HALF // 8))
         # A byte is two neighbours of one group, so eight bytes share a scale. Value times scale is exact in float16.
-        scale = tl.reshape(tl.broadcast_to(decode_e4m3(scales)[:, :, None], (N, HALF // 8, 8)), (N, HALF))
+        scale = tl.reshape(tl.broadcast_to(_e4m3(scales, NATIVE_E4M3)[:, :, None], (N, HALF // 8, 8)), (N, HALF))
         low, high = decode_e2m1_pairs(first, NATIVE)
-        a, b, r = (low * scale).to(OPERAND), (high * scale).to(OPERAND), decode_e4m3(rope).to(OPERAND)
+        a, b, r = (low * scale).to(OPERAND), (high * scale).to(OPERAND), _e4m3(rope, NATIVE_E4M3).to(OPERAND)
     elif FORMAT == "fp8":
-        a, b, r = decode_e4m3(first).to(OPERAND), decode_e4m3(second).to(OPERAND), decode_e4m3(rope).to(OPERAND)
+        a, b, r = _e4m3(first, NATIVE_E4M3).to(OPERAND), _e4m3(second, NATIVE_E4M3).to(OPERAND), _e4m3(rope, NATIVE_E4M3).to(OPERAND)
     elif FORMAT == "fp8_ds_mla":
         GROUPS: tl.constexpr = (2 * HALF + 127) // 128
         low, high = tl.split(tl.reshape(_words(scales, N, 2 * GROUPS), (N, GROUPS, 2)))
         scale = (low | (high << 16)).to(tl.float32, bitcast=True)  # [N, GROUPS], one a 128 values
         scale = tl.reshape(tl.broadcast_to(scale[:, :, None], (N, GROUPS, 2 * HALF // GROUPS)), (N, 2, HALF))
         left, right = tl.split(tl.permute(scale, (0, 2, 1)))
-        a = _operand(decode_e4m3(first).to(tl.float32) * left, OPERAND)
-        b = _operand(decode_e4m3(second).to(tl.float32) * right, OPERAND)
+        a = _operand(_e4m3(first, NATIVE_E4M3).to(tl.float32) * left, OPERAND)
+        b = _operand(_e4m3(second, NATIVE_E4M3).to(tl.float32) * right, OPERAND)
         r = _operand(decode_bf16(_words(rope, N, ROPE_BLOCK)), OPERAND)
     else:
         a, b, r = _operand(_plain(first, FORMAT), OPERAND), _operand(_plain(second, FORMAT), OPERAND), _operand(_plain(rope, FORMAT), OPERAND)
@@ -101,14 +111,29 @@ def unpack_rows(first, second, scales, rope, FORMAT: tl.constexpr, INTERLEAVED: 
 
 
 @triton.jit
-def _join(a, b, FORMAT: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr):
-    """The halves [HALF, HEADS] -> [HEADS, 2 * HALF] in the order of the latent's columns."""
-    both = tl.join(a, b)  # [HALF, HEADS, 2]
+def _query_half(rows, present, WHICH: tl.constexpr, FORMAT: tl.constexpr, RANK: tl.constexpr, OPERAND: tl.constexpr, HALF: tl.constexpr):
+    """[HEADS] pointers -> [HEADS, HALF]: the columns that stand across from the rows' first or second half."""
+    column = tl.arange(0, HALF)[None, :]
     if FORMAT == "nvfp4_fp8_ds_mla":
-        both = tl.permute(both, (1, 0, 2))
+        column = 2 * column + WHICH
     else:
-        both = tl.permute(both, (1, 2, 0))
-    return tl.reshape(both, (HEADS, 2 * HALF))
+        column = column + WHICH * HALF
+    x = tl.load(rows[:, None] + column, mask=column < tl.where(present, RANK, 0)[:, None], other=0.0)
+    return _operand(x.to(tl.float32), OPERAND)
+
+
+@triton.jit
+def _store_halves(rows, present, a, b, FORMAT: tl.constexpr, RANK: tl.constexpr, HALF: tl.constexpr):
+    """The halves [HEADS, HALF] to [HEADS] pointers of RANK elements each, in the order of the latent's columns."""
+    width = tl.where(present, RANK, 0)[:, None]
+    a, b = a.to(rows.dtype.element_ty), b.to(rows.dtype.element_ty)
+    if FORMAT == "nvfp4_fp8_ds_mla":
+        column = tl.arange(0, 2 * HALF)[None, :]
+        tl.store(rows[:, None] + column, tl.interleave(a, b), mask=column < width)
+    else:
+        column = tl.arange(0, HALF)[None, :]
+        tl.store(rows[:, None] + column, a, mask=column < width)
+        tl.store(rows[:, None] + (HALF + column), b, mask=HALF + column < width)
 
 
 @triton.jit
@@ -136,8 +161,8 @@ def sparse_mla_kernel(
     num_heads, num_entries, num_slots, block_size, split_entries,
     q_stride, q_head_stride, page_stride, row_stride, slots_stride, slot_stride,  # in elements
     FORMAT: tl.constexpr, RANK: tl.constexpr, ROPE: tl.constexpr, INTERLEAVED: tl.constexpr, NATIVE: tl.constexpr,
-    OPERAND: tl.constexpr, PRECISION: tl.constexpr, NUM_SPLITS: tl.constexpr, ONE_LAUNCH: tl.constexpr,
-    HEADS: tl.constexpr, BLOCK_N: tl.constexpr, HALF: tl.constexpr, ROPE_BLOCK: tl.constexpr, SCAN: tl.constexpr,
+    NATIVE_E4M3: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr, HALF: tl.constexpr, ROPE_BLOCK: tl.constexpr,
+    NUM_SPLITS: tl.constexpr, ONE_LAUNCH: tl.constexpr, HEADS: tl.constexpr, BLOCK_N: tl.constexpr, SCAN: tl.constexpr,
 ):
     """Grid (T * head blocks, NUM_SPLITS): HEADS heads of a token over entries [split * split_entries, ...) of its list."""
     head_blocks = tl.cdiv(num_heads, HEADS)
@@ -147,18 +172,14 @@ def sparse_mla_kernel(
     split = tl.program_id(1)
 
     q_rows = q + token * q_stride + head.to(tl.int64) * q_head_stride
-    whole = tl.reshape(_operand(_part(q_rows, present, 0, RANK, 2 * HALF).to(tl.float32), OPERAND),
-                       (HEADS, HALF, 2) if FORMAT == "nvfp4_fp8_ds_mla" else (HEADS, 2, HALF))
-    if FORMAT != "nvfp4_fp8_ds_mla":
-        whole = tl.permute(whole, (0, 2, 1))
-    q_a, q_b = tl.split(whole)
-    q_a, q_b = tl.trans(q_a), tl.trans(q_b)  # [HALF, HEADS]
-    q_rope = tl.trans(_operand(_part(q_rows, present, RANK, ROPE, ROPE_BLOCK).to(tl.float32), OPERAND))  # [ROPE_BLOCK, HEADS]
+    q_a = _query_half(q_rows, present, 0, FORMAT, RANK, OPERAND, HALF)
+    q_b = _query_half(q_rows, present, 1, FORMAT, RANK, OPERAND, HALF)
+    q_rope = _operand(_part(q_rows, present, RANK, ROPE, ROPE_BLOCK).to(tl.float32), OPERAND)
 
     largest = tl.full((HEADS,), -INFINITY, tl.float32)  # of the scores so far, in units of log2(e)
     total = tl.zeros((HEADS,), tl.float32)
-    mean_a = tl.zeros((HALF, HEADS), tl.float32)
-    mean_b = tl.zeros((HALF, HEADS), tl.float32)
+    mean_a = tl.zeros((HEADS, HALF), tl.float32)
+    mean_b = tl.zeros((HEADS, HALF), tl.float32)
     start = tl.minimum(split * split_entries, num_entries)
     start, end = _entries(slots + token * slots_stride, start, tl.minimum(start + split_entries, num_entries), num_slots, slot_stride, SCAN)
     for start in range(start, end, BLOCK_N):
@@ -168,32 +189,28 @@ def sparse_mla_kernel(
         at = tl.where(valid, slot, 0).to(tl.int32)
         rows = pages + (at // block_size).to(tl.int64) * page_stride + (at % block_size).to(tl.int64) * row_stride
         first, second, scales, rope = load_rows(rows, valid, FORMAT, RANK, ROPE, HALF, ROPE_BLOCK)
-        a, b, r = unpack_rows(first, second, scales, rope, FORMAT, INTERLEAVED, NATIVE, OPERAND, BLOCK_N, HALF, ROPE_BLOCK)
-        scores = tl.dot(r, q_rope, input_precision=PRECISION)  # [BLOCK_N, HEADS]
-        scores = tl.dot(a, q_a, acc=scores, input_precision=PRECISION)
-        scores = tl.dot(b, q_b, acc=scores, input_precision=PRECISION)
-        scores = tl.where(valid[:, None], scores * LOG2E, -INFINITY)
-        new = tl.maximum(largest, tl.max(scores, axis=0))
-        weights = tl.exp2(scores - new[None, :])
+        a, b, r = unpack_rows(first, second, scales, rope, FORMAT, INTERLEAVED, NATIVE, NATIVE_E4M3, OPERAND, BLOCK_N, HALF, ROPE_BLOCK)
+        scores = tl.dot(q_rope, tl.trans(r), input_precision=PRECISION)  # [HEADS, BLOCK_N]
+        scores = tl.dot(q_a, tl.trans(a), acc=scores, input_precision=PRECISION)
+        scores = tl.dot(q_b, tl.trans(b), acc=scores, input_precision=PRECISION)
+        scores = tl.where(valid[None, :], scores * LOG2E, -INFINITY)
+        new = tl.maximum(largest, tl.max(scores, axis=1))
+        weights = tl.exp2(scores - new[:, None])
         kept = tl.exp2(largest - new)
-        total = total * kept + tl.sum(weights, axis=0)
+        total = total * kept + tl.sum(weights, axis=1)
         weights = weights.to(OPERAND)
-        mean_a = tl.dot(tl.trans(a), weights, acc=mean_a * kept[None, :], input_precision=PRECISION)
-        mean_b = tl.dot(tl.trans(b), weights, acc=mean_b * kept[None, :], input_precision=PRECISION)
+        mean_a = tl.dot(weights, a, acc=mean_a * kept[:, None], input_precision=PRECISION)
+        mean_b = tl.dot(weights, b, acc=mean_b * kept[:, None], input_precision=PRECISION)
         largest = new
 
     row = token * num_heads + head  # [HEADS]
-    column = tl.arange(0, 2 * HALF)
     if NUM_SPLITS == 1:
-        inverse = tl.where(total > 0, 1.0 / tl.where(total > 0, total, 1.0), 0.0)
-        result = _join(mean_a * inverse[None, :], mean_b * inverse[None, :], FORMAT, HEADS, HALF)
-        tl.store(out + row[:, None] * RANK + column[None, :], result.to(out.dtype.element_ty),
-                 mask=column[None, :] < tl.where(present, RANK, 0)[:, None])
+        inverse = tl.where(total > 0, 1.0 / tl.where(total > 0, total, 1.0), 0.0)[:, None]
+        _store_halves(out + row * RANK, present, mean_a * inverse, mean_b * inverse, FORMAT, RANK, HALF)
         tl.store(lse + row, log_sum_exp(largest, total), mask=present)
     else:
         part = row * NUM_SPLITS + split
-        width = tl.where(present & (total > 0), RANK, 0)
-        tl.store(means + part[:, None] * RANK + column[None, :], _join(mean_a, mean_b, FORMAT, HEADS, HALF), mask=column[None, :] < width[:, None])
+        _store_halves(means + part * RANK, present & (total > 0), mean_a, mean_b, FORMAT, RANK, HALF)
         tl.store(maxima + part, largest, mask=present)
         tl.store(totals + part, total, mask=present)
         if ONE_LAUNCH:
@@ -212,21 +229,28 @@ def _counters(device: torch.device) -> torch.Tensor:
     return torch.zeros(COUNTERS, dtype=torch.int32, device=device)
 
 
-def plan(num_heads: int, kv_lora_rank: int, float32: bool) -> dict:
-    """How a program is cut: heads and entries at a time, warps, stages."""
-    heads = min(max(triton.next_power_of_2(num_heads), 16), 64)
-    if float32:
-        return {"HEADS": 16, "BLOCK_N": 32, "num_warps": 8, "num_stages": 2}
-    return {"HEADS": heads, "BLOCK_N": 32, "num_warps": 8, "num_stages": 2}
+def plan(num_heads: int, row_format: str, float32: bool) -> dict:
+    """How a program is cut: heads and entries at a time, warps, stages. Seen in the ahead-of-time report: what spills least.
+
+    Sixteen queries of 576 values take 144 registers of every thread; a program of 64 heads fits none of the two architectures.
+    """
+    heads = 32 if num_heads > 32 and not float32 else 16
+    entries = 64 if heads == 16 and not float32 else 32
+    return {"HEADS": heads, "BLOCK_N": entries, "num_warps": 8, "num_stages": 2}
 
 
-def constants(kv_lora_rank: int, rope: int, row_format: str, float32: bool, native: bool) -> dict:
-    """The compile-time arguments that follow from the row and the queries' type."""
+def constants(kv_lora_rank: int, rope: int, row_format: str, float32: bool, native: bool, native_e4m3: bool) -> dict:
+    """The compile-time arguments that follow from the row, the queries' type and the GPU."""
     return {
         "FORMAT": row_format, "RANK": kv_lora_rank, "ROPE": rope, "INTERLEAVED": kv_lora_rank == 512, "NATIVE": native,
-        "OPERAND": tl.float32 if float32 else tl.float16, "PRECISION": "ieee" if float32 else None,
+        "NATIVE_E4M3": native_e4m3, "OPERAND": tl.float32 if float32 else tl.float16, "PRECISION": "ieee" if float32 else None,
         "HALF": max(16, triton.next_power_of_2(-(-kv_lora_rank // 2))), "ROPE_BLOCK": max(16, triton.next_power_of_2(rope)),
     }
+
+
+def has_e4m3_convert(device: torch.device) -> bool:
+    """Whether the GPU has an instruction that turns E4M3 pairs into float16 (Ada and newer)."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
 
 
 def launch(q: torch.Tensor, pages: torch.Tensor, slots: torch.Tensor, kv_lora_rank: int, row_format: str, num_splits: int | None,
@@ -239,7 +263,7 @@ def launch(q: torch.Tensor, pages: torch.Tensor, slots: torch.Tensor, kv_lora_ra
     if out.numel() == 0:
         return out, lse
     float32 = q.dtype == torch.float32
-    cut = plan(heads, kv_lora_rank, float32)
+    cut = plan(heads, row_format, float32)
     programs = tokens * -(-heads // cut["HEADS"])
     if num_splits is None:
         num_splits = choose_splits(programs, -(-entries // cut["BLOCK_N"]), num_sms(device))
@@ -254,9 +278,30 @@ def launch(q: torch.Tensor, pages: torch.Tensor, slots: torch.Tensor, kv_lora_ra
         _counters(device) if num_splits > 1 and one_launch else slots,
         heads, entries, pages.shape[0] * pages.shape[1], pages.shape[1], split_entries,
         q.stride(0), q.stride(1), pages.stride(0), pages.stride(1), slots.stride(0), slots.stride(1),
-        **constants(kv_lora_rank, width - kv_lora_rank, row_format, float32, has_e2m1_convert(device)),
+        **constants(kv_lora_rank, width - kv_lora_rank, row_format, float32, has_e2m1_convert(device),
+                    has_e4m3_convert(device)),
         NUM_SPLITS=num_splits, ONE_LAUNCH=one_launch, SCAN=min(1024, triton.next_power_of_2(split_entries)), **cut,
     )
     if num_splits > 1 and not one_launch:
         merge_kernel[(tokens * heads,)](means, maxima, totals, out, lse, num_splits, D=kv_lora_rank, BLOCK_D=triton.next_power_of_2(kv_lora_rank))
     return out, lse
+
+
+def aot_cases() -> list[Case]:
+    """Rows of GLM-5.3, bfloat16 queries of 16 and 64 heads, four splits that are merged in the launch; four bits read natively where the GPU can."""
+    pointers = {"q": "*bf16", "pages": "*u8", "slots": "*i32", "out": "*bf16",
+                **dict.fromkeys(("lse", "means", "maxima", "totals"), "*fp32"), "counters": "*i32"}
+    numbers = dict.fromkeys(("num_heads", "num_entries", "num_slots", "block_size", "split_entries"), "i32")
+    strides = {"q_stride": "i64", "q_head_stride": "i32", "page_stride": "i64", "row_stride": "i32", "slots_stride": "i32"}
+    cases = []
+    for row_format, heads in (("nvfp4_fp8_ds_mla", 16), ("nvfp4_fp8_ds_mla", 64), ("fp8", 16), ("fp8", 64), ("fp8_ds_mla", 16), ("bfloat16", 16)):
+        cut = plan(heads, row_format, False)
+        for arch in ARCHITECTURES if row_format == "nvfp4_fp8_ds_mla" else (None,):
+            consts = {"slot_stride": 1, **constants(512, 64, row_format, False, arch == "sm_100a", True), "NUM_SPLITS": 4, "ONE_LAUNCH": True,
+                      "HEADS": cut["HEADS"], "BLOCK_N": cut["BLOCK_N"], "SCAN": 512}
+            signature = {**pointers, **({"pages": "*i16"} if row_format == "bfloat16" else {}), **numbers, **strides, **dict.fromkeys(consts, "constexpr")}
+            cases.append(Case(
+                f"sparse_mla {row_format} H={heads}" + (f" {arch}" if arch else ""), sparse_mla_kernel, signature, consts, cut["num_warps"],
+                cut["num_stages"], arches=(arch,) if arch else ARCHITECTURES, divisible=tuple(strides),
+                wants=("tensor_core", "e2m1_convert") if arch == "sm_100a" else ("tensor_core",)))
+    return cases
