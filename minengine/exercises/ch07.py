@@ -1,7 +1,6 @@
 """Exercises of "Four bits a value". The references are the book's formula and the formats of `minkernels.fp4`."""
 from __future__ import annotations
 
-from itertools import count
 from random import Random
 
 from ..arithmetic import untouched_state
@@ -10,7 +9,6 @@ from .kinds import Function
 __all__ = ["EXERCISES"]
 
 GROUP = 32  # values of an MXFP4 group
-HALF = 0.005 + 1e-9  # of the last digit of a score with two decimals
 
 
 def draw_state(random: Random) -> tuple[float, int, int]:
@@ -35,17 +33,20 @@ def draw_group(random: Random) -> tuple[list[float]]:
     return ([random.randint(-most, most) * step for most in random.choices((2, 20, 100), k=GROUP)],)
 
 
-def fewest_runs(percent: float, questions: int) -> int:
-    """Runs whose average lies within half of the second decimal of `percent`."""
-    return next(runs for runs in count(1)
-                if abs(100 * round(percent / 100 * runs * questions) / (runs * questions) - percent) <= HALF)
+def fewest_runs(percent: float, n: int) -> int:
+    """Runs of n questions whose mean prints as `percent`, with two decimals."""
+    from ..accuracy import questions  # brings the engine, only when this exercise is checked
+
+    runs = questions(percent, n).runs
+    assert runs is not None, "drawn from a few runs"
+    return runs
 
 
 def draw_score(random: Random) -> tuple[float, int]:
     """Up to four runs: no average of so few lies right between two scores, which would leave the answer open."""
-    questions, runs = random.choice((113, 164, 500, 1319)), random.randint(1, 4)
-    answers = runs * questions
-    return round(100 * random.randint(answers // 4, answers) / answers, 2), questions
+    n, runs = random.choice((113, 164, 500, 1319)), random.randint(1, 4)
+    answers = runs * n
+    return round(100 * random.randint(answers // 4, answers) / answers, 2), n
 
 
 EXERCISES = {
