@@ -39,6 +39,12 @@ def test_what_the_report_says_can_be(arch):
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_no_thread_spills_at_sixteen_heads(arch):
+    spilled = {r.kernel: r.spill_bytes for r in reports(arch) if "H=16" in r.kernel}
+    assert len(spilled) >= 4 and not any(spilled.values()), spilled
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_float32_queries_are_multiplied_in_float32(arch):
     """Tensor cores know TF32 only; Triton 3.7 turns to them on Blackwell, whatever input_precision says, where rows were widened."""
     kinds = {r.kernel: r.kinds for r in reports(arch) if re.search(r"(float32|fp32) queries", r.kernel)}
