@@ -10,8 +10,8 @@ from tempfile import TemporaryDirectory
 import pytest
 import torch
 
-from minengine.model import indexer as indexer_module
 from minengine.model.decoder import load_model
+from minkernels import indexer as indexing
 from model_harness import Requests as AnyRequests
 
 GLM = dict(
@@ -72,7 +72,7 @@ def prompts(variant):
     """{name: (n,) token ids} whose choices have no near-tie."""
     decoder, smallest = load(variant), []
 
-    def watched(scores, k, choose=indexer_module.best_positions):
+    def watched(scores, k, choose=indexing.best_positions):
         if k < scores.shape[-1]:
             best = scores.topk(k + 1, dim=-1).values  # (Q, K + 1)
             gaps = (best[:, k - 1] - best[:, k]) / best.abs().amax(-1)
@@ -81,7 +81,7 @@ def prompts(variant):
 
     generator, found = torch.Generator().manual_seed(11), {}
     with pytest.MonkeyPatch.context() as patch, torch.inference_mode():
-        patch.setattr(indexer_module, "best_positions", watched)
+        patch.setattr(indexing, "best_positions", watched)
         for name, length in LENGTHS.items():
             for _ in range(50):
                 ids = torch.randint(0, GLM["vocab_size"], (length,), generator=generator)

@@ -17,6 +17,7 @@ from minengine.model import mla
 from minengine.model.batch import Batch, PrefillChunk
 from minengine.model.decoder import load_model
 from minengine.model.rope import interleave_rows, rotate_
+from minkernels import indexer as indexing
 
 # --- equality ------------------------------------------------------------------------------------------------
 
@@ -52,7 +53,7 @@ def test_nothing_is_scored_until_a_choice_is_needed(monkeypatch):
     """Within index_topk tokens all are attended to; the keys written meanwhile serve the choices that follow."""
     decoder, ids = load("shared"), {"long": prompts("shared")["long"]}
     requests, top_k, scored = Requests(decoder, ids), decoder.config.index_topk, []
-    monkeypatch.setattr(indexer_module, "_scores", lambda *args, scores=indexer_module._scores: scored.append(1) or scores(*args))
+    monkeypatch.setattr(indexing, "_scores", lambda *args, scores=indexing._scores: scored.append(1) or scores(*args))
     requests.step({"long": top_k - 1})
     requests.step({}, ["long"])
     assert not scored
@@ -72,7 +73,7 @@ def test_both_ways_of_prefill_are_right(mask_up_to, monkeypatch):
 
 @pytest.mark.parametrize("values", [1, 5000])
 def test_runs_of_queries_change_nothing(values, monkeypatch):
-    monkeypatch.setitem(indexer_module.RUN_VALUES, "cpu", values)
+    monkeypatch.setitem(indexing.RUN_VALUES, "cpu", values)
     for variant in ("shared", "dense"):
         assert error(Requests(load(variant), prompts(variant)).run(), variant) <= TOLERANCE
 
@@ -122,8 +123,13 @@ def a_full_layer_reuses(decoder, patch):
     decoder.layers[3].attention.indexer = None
 
 
+def without_relu(queries, head_weights, pages, tables, positions):
+    keys = pages[tables].flatten(1, 2)[:, :positions].float()  # (B, S, d), plain keys
+    return torch.einsum("bqhd,bqh,bsd->bqs", queries, head_weights, keys)
+
+
 def no_relu(decoder, patch):
-    patch.setattr(indexer_module, "_scores", lambda q, w, k: torch.einsum("bqhd,bqh,bsd->bqs", q, w, k))
+    patch.setattr(indexing, "_scores", without_relu)
 
 
 def key_norm_without_bias(decoder, patch):

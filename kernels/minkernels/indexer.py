@@ -67,7 +67,7 @@ def append_indexer_keys(keys: Tensor, pages: Tensor, slots: Tensor, backend: str
 # --- the choice ----------------------------------------------------------------------------------------------
 
 def indexer_topk(queries: Tensor, head_weights: Tensor, pages: Tensor, block_tables: Tensor, visible: Tensor, top_k: int,
-                 rows: Tensor | None = None, backend: str = "auto") -> Tensor:
+                 rows: Tensor | None = None, most_visible: int | None = None, backend: str = "auto") -> Tensor:
     """The `top_k` best-scored of the positions that each query sees; of equal scores the lower positions win.
 
     A query that sees `top_k` positions or fewer gets all of them; otherwise one whose score is NaN or -inf is never chosen.
@@ -79,6 +79,7 @@ def indexer_topk(queries: Tensor, head_weights: Tensor, pages: Tensor, block_tab
         block_tables: (G, M) int32 or int64; position p of a request is slot p % N of block block_tables[g, p // N].
         visible: (T,) int; query q sees positions below visible[q]. Blocks past them are never looked at, whatever the table says there.
         rows: (T,) int, the table of each query; None: query i has table i.
+        most_visible: no query sees more positions than this, known without asking the device; None: as many as a table has.
         backend: "torch", "triton" (a GPU, or TRITON_INTERPRET=1 set before Triton is imported), or "auto": Triton on a GPU where it is
             installed, else torch. The kernels need no host sync.
 
@@ -95,12 +96,14 @@ def indexer_topk(queries: Tensor, head_weights: Tensor, pages: Tensor, block_tab
     if rows is None and block_tables.shape[0] != queries.shape[0]:
         raise ValueError(f"block_tables has {block_tables.shape[0]} tables for {queries.shape[0]} queries; give `rows` to say which is whose")
     way = _topk_triton if use_triton(backend, pages) else indexer_topk_torch
-    return way(queries, head_weights, pages, block_tables, visible, top_k, rows)
+    positions = block_tables.shape[1] * pages.shape[1]
+    positions = positions if most_visible is None else min(positions, most_visible)
+    return way(queries, head_weights, pages, block_tables, visible, top_k, rows, positions)
 
 
 def indexer_topk_torch(queries: Tensor, head_weights: Tensor, pages: Tensor, block_tables: Tensor, visible: Tensor, top_k: int,
-                       rows: Tensor | None = None) -> Tensor:
-    """`indexer_topk` in plain torch; where `rows` names several tables it waits for the device."""
+                       rows: Tensor | None, positions: int) -> Tensor:
+    """`indexer_topk` of the tables' first `positions`, in plain torch; where `rows` names several tables it waits for the device."""
     queries = queries.float()
     if rows is not None and block_tables.shape[0] > 1:
         chosen = visible.new_empty(len(queries), top_k, dtype=torch.int32)
@@ -108,11 +111,8 @@ def indexer_topk_torch(queries: Tensor, head_weights: Tensor, pages: Tensor, blo
             of_table = (rows == g).nonzero().squeeze(1)
             if len(of_table):
                 chosen[of_table] = indexer_topk_torch(queries[of_table], head_weights[of_table], pages, block_tables[g : g + 1], visible[of_table],
-                                                      top_k, rows)
+                                                      top_k, rows, positions)
         return chosen
-    positions = block_tables.shape[1] * pages.shape[1]
-    if not visible.is_cuda and len(visible):
-        positions = min(positions, max(int(visible.max()), 0))
     everything = torch.arange(top_k, device=visible.device).expand(len(queries), -1)  # (T, K)
     everything = everything.masked_fill(everything >= visible.clamp(max=positions).unsqueeze(1), -1)
     if positions <= top_k:
@@ -187,7 +187,7 @@ def _halves_and_scale(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _topk_triton(queries: Tensor, head_weights: Tensor, pages: Tensor, block_tables: Tensor, visible: Tensor, top_k: int,
-                 rows: Tensor | None) -> Tensor:
+                 rows: Tensor | None, positions: int) -> Tensor:
     from . import indexer_kernel as kernel
 
     count, heads, width = queries.shape
@@ -196,7 +196,6 @@ def _topk_triton(queries: Tensor, head_weights: Tensor, pages: Tensor, block_tab
         queries = queries.float()
     queries, head_weights, visible, block_tables = queries.contiguous(), head_weights.float().contiguous(), visible.contiguous(), block_tables.contiguous()
     rows = torch.arange(count, dtype=torch.int32, device=pages.device) if rows is None else rows.contiguous()
-    positions = block_tables.shape[1] * pages.shape[1]
     chosen = torch.empty(count, top_k, dtype=torch.int32, device=pages.device)
     _, block_size, page_stride, row_stride = pages_place(pages)
     constants = kernel.score_constants(heads, width, top_k, queries.dtype != torch.float32)

@@ -10,6 +10,7 @@ from torch import Tensor
 from minengine.config import HEAD_DTYPES, LATENT_DTYPES, ConfigError, ModelConfig
 from minengine.kv.layout import KVLayout
 from minengine.kv.rows import IndexerFormat, RowFormat, head_format, indexer_format, row_format
+from minkernels.indexer import append_indexer_keys
 from minkernels.rows import ROW_FORMATS, quantize_rows
 
 __all__ = ["KVCache", "cache_format", "cache_layout"]
@@ -111,7 +112,10 @@ class KVCache:
 
     def write_indexer(self, full_index: int, slots: Tensor, keys: Tensor) -> None:
         """slots (T,), keys (T, d), for the `full_index`-th layer that has an indexer."""
-        self._indexer_pages[full_index].write(slots, self.indexer_fmt.quantize(keys))
+        if self.backend == "triton":
+            append_indexer_keys(keys, self.indexer_pages(full_index), slots, self.backend)
+        else:
+            self._indexer_pages[full_index].write(slots, self.indexer_fmt.quantize(keys))
 
     def read_indexer_blocks(self, full_index: int, block_ids: Tensor) -> Tensor:
         """block_ids (..., n) -> (..., n*N, d)."""

@@ -16,12 +16,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from minkernels.indexer import runs
 from minkernels.sparse_mla import sparse_mla_decode
 
 from ..config import ConfigError, GlmConfig
 from ..kv.cache import KVCache
 from .batch import Batch, PrefillChunk
-from .indexer import Indexer, runs
+from .indexer import Indexer
 from .rope import rotate_
 from .weights import WeightSource
 
