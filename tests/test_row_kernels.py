@@ -25,7 +25,8 @@ def tokens(rank: int, rope: int, dtype: torch.dtype) -> tuple[torch.Tensor, torc
     values[3, ::2] = -0.0
     values[4, :4] = torch.tensor([math.inf, -math.inf, torch.finfo(torch.float32).max, -0.0])
     values[4, rank : rank + 2] = torch.tensor([-math.inf, 3e38])
-    values[5] = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 6.0]).repeat(rank + 64)[: values.shape[1]]  # ties at scale 1
+    values[5] = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 6.0]).repeat(rank + 64)[: values.shape[1]]
+    values[5] *= 1 + torch.arange(values.shape[1]) // 16 % 8 / 8  # ties at scales whose reciprocals are inexact
     values[6, :16] = torch.tensor([448 * 4.0] + [0.1] * 15)  # amax / 448 is a power of two already
     values[7] = torch.arange(values.shape[1]) * 2.0**-12  # E4M3's subnormals and their ties
     values = values.to(dtype)
