@@ -85,11 +85,11 @@ def check(name, options, **arguments):
 # --- the kernel, in the interpreter -------------------------------------------------------------------------
 
 def check_drawn_cases(name):
-    from hypothesis import given, settings, strategies as st
+    from hypothesis import Phase, given, settings, strategies as st
 
-    @settings(max_examples=10, deadline=None)
+    @settings(max_examples=10, deadline=None, phases=(Phase.reuse, Phase.generate))  # making a failure small takes minutes in the interpreter
     @given(shape=st.sampled_from([(32, 16), (144, 6)]), tokens=st.integers(1, 2), heads=st.sampled_from([1, 8, 16, 20]),
-           entries=st.integers(1, 70), block_size=st.sampled_from([1, 3, 16]), dtype=st.sampled_from(list(LEVELS)),
+           entries=st.one_of(st.integers(1, 70), st.just(150)), block_size=st.sampled_from([1, 3, 16]), dtype=st.sampled_from(list(LEVELS)),
            slot_dtype=st.sampled_from([torch.int32, torch.int64]), pattern=st.sampled_from(PATTERNS), seed=st.integers(0, 99),
            num_splits=st.sampled_from([None, 1, 2, 3, 5]), one_launch=st.booleans())
     def draw(shape, num_splits, one_launch, **arguments):
@@ -105,8 +105,8 @@ def test_drawn_cases(name):
 
 @pytest.mark.parametrize("name, dtype", [*((name, torch.float16) for name in FORMATS), ("nvfp4_fp8_ds_mla", torch.float32)])
 def test_the_full_size_row(name, dtype):
-    """512 + 64, whose scales are interleaved in four bits and four in fp8_ds_mla."""
-    interpreted(check_one, name, dict(backend="triton"), dict(rank=512, rope=64, tokens=1, heads=16, entries=40, block_size=16, dtype=dtype))
+    """512 + 64, whose scales are interleaved in four bits and four in fp8_ds_mla; three tiles, so that sums are rescaled."""
+    interpreted(check_one, name, dict(backend="triton"), dict(rank=512, rope=64, tokens=1, heads=16, entries=140, block_size=16, dtype=dtype))
 
 
 def check_one(name, options, arguments):
