@@ -106,7 +106,7 @@ def test_drawn_cases(name):
 @pytest.mark.parametrize("name, dtype", [*((name, torch.float16) for name in FORMATS), ("nvfp4_fp8_ds_mla", torch.float32)])
 def test_the_full_size_row(name, dtype):
     """512 + 64, whose scales are interleaved in four bits and four in fp8_ds_mla; three tiles, so that sums are rescaled."""
-    interpreted(check_one, name, dict(backend="triton"), dict(rank=512, rope=64, tokens=1, heads=16, entries=140, block_size=16, dtype=dtype))
+    interpreted(check_one, name, dict(num_splits=1, backend="triton"), dict(rank=512, rope=64, tokens=1, heads=16, entries=140, block_size=16, dtype=dtype))
 
 
 def check_one(name, options, arguments):
