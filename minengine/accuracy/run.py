@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from tqdm import tqdm
 
 from ..config import ConfigError
@@ -77,7 +78,7 @@ def measure(out: Path, only: Iterable[str] = KINDS, seed: int = 0, quick: bool =
     (out / "parts").mkdir(parents=True, exist_ok=True)
     jobs = [(plan, name) for plan in plans for name in plan.formats if _kept(out, plan, name, seed) is None]
     path = _write(out, seed, quick)
-    for plan, name in (bar := tqdm(jobs, desc="accuracy", unit="part", dynamic_ncols=True)):
+    for plan, name in (bar := tqdm(jobs, desc="accuracy", unit="part", dynamic_ncols=True, disable=not jobs)):
         bar.set_postfix_str(f"{plan.name} {name}")
         if _kept(out, plan, name, seed):  # by another run, since this one began
             continue
@@ -149,8 +150,6 @@ def _kept(out: Path, plan: _Plan, kv_cache_dtype: str, seed: int) -> dict[str, A
 
 def _write(out: Path, seed: int, quick: bool) -> Path:
     """The result file, from all parts that are finished; a task counts once its baseline is there."""
-    import torch
-
     tasks = []
     for plan in _plans(seed, quick):
         kept = {name: part for name in plan.formats if (part := _kept(out, plan, name, seed))}
@@ -171,7 +170,8 @@ def _write(out: Path, seed: int, quick: bool) -> Path:
 
 
 def _machine() -> str:
-    return f"a {os.cpu_count()}-core {platform.machine()} CPU"
+    """What the engine computes on."""
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else f"{os.cpu_count()}-core {platform.machine()} CPU"
 
 
 def _commit() -> str:

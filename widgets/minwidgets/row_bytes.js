@@ -17,10 +17,7 @@ const LABELS = {
 const STEP = { kv_lora_rank: 16, head_dim: 16, index_head_dim: 16, qk_rope_head_dim: 16 };
 const SLIDERS = { tokens: [1000, 1_000_000, 1000], kv_cache_memory_bytes: [1, 400, 1] }; // least, most, step, as shown
 const ATTENTION = { mla: "MLA latent", gqa: "Grouped heads" };
-const CLOSEST = {
-  nvfp4_fp8_ds_mla: "nvfp4", int4: "nvfp4", int3: "nvfp4", int2: "nvfp4", fp8_ds_mla: "fp8",
-  nvfp4: "nvfp4_fp8_ds_mla", q4_0: "nvfp4_fp8_ds_mla", q8_0: "fp8",
-};
+const CLOSEST = { nvfp4_fp8_ds_mla: "nvfp4", fp8_ds_mla: "fp8", nvfp4: "nvfp4_fp8_ds_mla", q4_0: "nvfp4_fp8_ds_mla", q8_0: "fp8" };
 const FIELDS = ["attention", "kv_cache_dtype", "model_name", ...Object.keys(LIMITS)];
 
 const shownUnit = (field) => (field === "kv_cache_memory_bytes" ? GB : 1);
