@@ -223,7 +223,7 @@ def test_splits_fill_the_card_and_no_more():
     assert choose_splits(programs=0, tiles=0, sms=132) == 1
     for programs, tiles, sms in itertools.product((1, 3, 8, 33, 64, 100, 131, 133, 400, 5000), (1, 2, 7, 16, 64, 1000), (4, 132, 148)):
         splits = choose_splits(programs, tiles, sms)
-        assert 1 <= splits <= min(tiles, 64)
+        assert 1 <= splits <= min(tiles, 64) and splits & splits - 1 == 0
         if splits > 1:  # cutting was worth it: fewer tiles one after another than uncut
             assert -(-programs * splits // sms) * -(-tiles // splits) < -(-programs // sms) * tiles
 

@@ -60,10 +60,11 @@ def sparse_mla_decode(q: Tensor, pages: Tensor, slots: Tensor, kv_lora_rank: int
 def choose_splits(programs: int, tiles: int, sms: int) -> int:
     """Into how many parts each program's list of `tiles` tiles is cut when `programs` lists share `sms` multiprocessors.
 
-    The programs run in waves of one a multiprocessor; the least waves * (tiles of a part + SPLIT_COST) wins, the fewest parts of equals.
+    A power of two, so that few kernels are compiled. The programs run in waves of one a multiprocessor; the least
+    waves * (tiles of a part + SPLIT_COST) wins, the fewest parts of equals.
     """
     best, least = 1, None
-    for splits in range(1, min(tiles, MAX_SPLITS) + 1):
+    for splits in (1 << n for n in range(min(tiles, MAX_SPLITS).bit_length())):
         waves = -(-programs * splits // sms)
         time = waves * (-(-tiles // splits) + (SPLIT_COST if splits > 1 else 0.0))
         if least is None or time < least:

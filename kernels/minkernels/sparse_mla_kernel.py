@@ -288,20 +288,24 @@ def launch(q: torch.Tensor, pages: torch.Tensor, slots: torch.Tensor, kv_lora_ra
 
 
 def aot_cases() -> list[Case]:
-    """Rows of GLM-5.3, bfloat16 queries of 16 and 64 heads, four splits that are merged in the launch; four bits read natively where the GPU can."""
+    """Rows of GLM-5.3, queries of 16 and 64 heads, four splits that are merged in the launch; four bits read natively where the GPU can.
+
+    Queries are bfloat16, and in one case float32: a tensor core would round those, so it must have no such instruction.
+    """
     pointers = {"q": "*bf16", "pages": "*u8", "slots": "*i32", "out": "*bf16",
                 **dict.fromkeys(("lse", "means", "maxima", "totals"), "*fp32"), "counters": "*i32"}
     numbers = dict.fromkeys(("num_heads", "num_entries", "num_slots", "block_size", "split_entries"), "i32")
     strides = {"q_stride": "i64", "q_head_stride": "i32", "page_stride": "i64", "row_stride": "i32", "slots_stride": "i32"}
     cases = []
-    for row_format, heads in (("nvfp4_fp8_ds_mla", 16), ("nvfp4_fp8_ds_mla", 64), ("fp8", 16), ("fp8", 64), ("fp8_ds_mla", 16), ("bfloat16", 16)):
-        cut = plan(heads, row_format, False)
+    for row_format, heads, float32 in (("nvfp4_fp8_ds_mla", 16, False), ("nvfp4_fp8_ds_mla", 64, False), ("fp8", 16, False), ("fp8", 64, False),
+                                       ("fp8_ds_mla", 16, False), ("bfloat16", 16, False), ("nvfp4_fp8_ds_mla", 16, True)):
+        cut = plan(heads, row_format, float32)
         for arch in ARCHITECTURES if row_format == "nvfp4_fp8_ds_mla" else (None,):
-            consts = {"slot_stride": 1, **constants(512, 64, row_format, False, arch == "sm_100a", True), "NUM_SPLITS": 4, "ONE_LAUNCH": True,
+            consts = {"slot_stride": 1, **constants(512, 64, row_format, float32, arch == "sm_100a", True), "NUM_SPLITS": 4, "ONE_LAUNCH": True,
                       "HEADS": cut["HEADS"], "BLOCK_N": cut["BLOCK_N"], "SCAN": 512}
-            signature = {**pointers, **({"pages": "*i16"} if row_format == "bfloat16" else {}), **numbers, **strides, **dict.fromkeys(consts, "constexpr")}
+            wants = (*(() if float32 else ("tensor_core",)), *(("e2m1_convert",) if arch == "sm_100a" else ()))
+            signature = {**pointers, **({"q": "*fp32", "out": "*fp32"} if float32 else {}), **({"pages": "*i16"} if row_format == "bfloat16" else {}), **numbers, **strides, **dict.fromkeys(consts, "constexpr")}
             cases.append(Case(
-                f"sparse_mla {row_format} H={heads}" + (f" {arch}" if arch else ""), sparse_mla_kernel, signature, consts, cut["num_warps"],
-                cut["num_stages"], arches=(arch,) if arch else ARCHITECTURES, divisible=tuple(strides),
-                wants=("tensor_core", "e2m1_convert") if arch == "sm_100a" else ("tensor_core",)))
+                f"sparse_mla {row_format} H={heads}" + (" float32 queries" if float32 else "") + (f" {arch}" if arch else ""), sparse_mla_kernel, signature, consts, cut["num_warps"],
+                cut["num_stages"], arches=(arch,) if arch else ARCHITECTURES, divisible=tuple(strides), wants=wants))
     return cases
