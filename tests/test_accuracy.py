@@ -42,6 +42,8 @@ def test_recall_keeps_every_answer_so_that_formats_can_be_paired():
     assert coarse.right < plain.right
     found = difference(coarse.outcomes, plain.outcomes)
     assert found.value == pytest.approx(coarse.share - plain.share) and found.high < 0
+    some, of_one = (recall(mini("int3"), 128, 30, contexts, queries=10, seed=5) for contexts in (3, 1))
+    assert some.answers[:10] == of_one.answers and 0 < of_one.right < 10  # in the questions' order
 
 
 # --- perplexity ---------------------------------------------------------------------------------------------
