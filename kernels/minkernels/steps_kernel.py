@@ -6,13 +6,14 @@
     4  attend_split_kernel  the list dealt out over programs; the last to finish merges
 
 For reading: widths are powers of two, heads at least 16 of them, rows lie one behind the other, and a list holds slots of the pool or -1.
-The kernel that serves, with pages, odd widths, many tokens and other row formats, is `minkernels.sparse_mla`.
+Lines are short, for the page. The kernel that serves, with pages, odd widths, many tokens and other row formats, is `minkernels.sparse_mla`.
 Shapes: q (H, R + P), absorbed and scaled; pool (M, row); slots (K,); out (H, R). R is the latent's width, P the rotary key's.
 """
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language import constexpr
 
 from minkernels.aot_case import Case
 from minkernels.launch import has_e2m1_convert
@@ -25,22 +26,40 @@ NUM_WARPS = 8  # with four, 16 heads x 512 sums do not fit into the registers
 
 
 @triton.jit
-def list_tile(slots, start, end, TILE: tl.constexpr):
+def list_tile(slots, start, end, TILE: constexpr):
     """(TILE,) entries of the list from `start`: slots, -1 where there is no entry, -2 from `end` on."""
     entry = start + tl.arange(0, TILE)
     return tl.load(slots + entry, mask=entry < end, other=-2)
 
 
 @triton.jit
+def query(q, column, H: constexpr, WIDTH: constexpr):
+    """(H, columns) of the query."""
+    return tl.load(q + tl.arange(0, H)[:, None] * WIDTH + column[None, :])
+
+
+@triton.jit
 def read(pool, slot, row_size, column):
-    """(TILE, columns) of the rows in `slot` (TILE,); where it is negative nothing is read, and zeros stand there."""
+    """(TILE, columns) of the rows in `slot` (TILE,).
+
+    Where that is negative nothing is read, and zeros stand there.
+    """
     slot, column = tl.broadcast(slot.to(tl.int64)[:, None], column[None, :])
     return tl.load(pool + slot * row_size + column, mask=slot >= 0, other=0)
 
 
 @triton.jit
+def dot(a, b):
+    """Of float32 as they are: by default a card rounds the factors to 11 bits."""
+    return tl.dot(a, b, input_precision="ieee")
+
+
+@triton.jit
 def online_softmax(scores, top, total):
-    """A tile's scores (H, TILE) join a running maximum and sum (H,): weights, what the older sums fade by, new maximum, new sum."""
+    """Scores (H, TILE) join a running maximum and sum (H,).
+
+    Returns the weights, by what older sums fade, the new maximum, the new sum.
+    """
     new_top = tl.maximum(top, tl.max(scores, axis=1))
     weights = tl.exp(scores - new_top[:, None])
     fade = tl.exp(top - new_top)
@@ -48,26 +67,26 @@ def online_softmax(scores, top, total):
 
 
 @triton.jit
-def scores_kernel(q, pool, slots, out, K: tl.constexpr, H: tl.constexpr, R: tl.constexpr, P: tl.constexpr, TILE: tl.constexpr):
+def scores_kernel(q, pool, slots, out, K: constexpr, H: constexpr, R: constexpr,
+                  P: constexpr, TILE: constexpr):
     """Step 1: out (H, K)."""
-    head, latent, rope = tl.arange(0, H), tl.arange(0, R), R + tl.arange(0, P)
-    q_latent = tl.load(q + head[:, None] * (R + P) + latent[None, :])
-    q_rope = tl.load(q + head[:, None] * (R + P) + rope[None, :])
+    latent, rope = tl.arange(0, R), R + tl.arange(0, P)
+    q_latent, q_rope = query(q, latent, H, R + P), query(q, rope, H, R + P)
     for start in range(0, K, TILE):
         slot = list_tile(slots, start, K, TILE)
-        c = read(pool, slot, R + P, latent)  # (TILE, R): rows from anywhere in the pool, side by side on chip
+        c = read(pool, slot, R + P, latent)  # (TILE, R), from anywhere in the pool
         k = read(pool, slot, R + P, rope)  # (TILE, P)
-        scores = tl.dot(q_latent, tl.trans(c), input_precision="ieee") + tl.dot(q_rope, tl.trans(k), input_precision="ieee")
-        entry = start + tl.arange(0, TILE)
-        tl.store(out + head[:, None] * K + entry[None, :], scores, mask=entry[None, :] + 0 * head[:, None] < K)
+        scores = dot(q_latent, tl.trans(c)) + dot(q_rope, tl.trans(k))
+        entry = tl.broadcast_to(start + tl.arange(0, TILE)[None, :], (H, TILE))
+        tl.store(out + tl.arange(0, H)[:, None] * K + entry, scores, mask=entry < K)
 
 
 @triton.jit
-def attend_kernel(q, pool, slots, out, K: tl.constexpr, H: tl.constexpr, R: tl.constexpr, P: tl.constexpr, TILE: tl.constexpr):
+def attend_kernel(q, pool, slots, out, K: constexpr, H: constexpr, R: constexpr,
+                  P: constexpr, TILE: constexpr):
     """Step 2: out (H, R)."""
     head, latent, rope = tl.arange(0, H), tl.arange(0, R), R + tl.arange(0, P)
-    q_latent = tl.load(q + head[:, None] * (R + P) + latent[None, :])
-    q_rope = tl.load(q + head[:, None] * (R + P) + rope[None, :])
+    q_latent, q_rope = query(q, latent, H, R + P), query(q, rope, H, R + P)
     top, total = tl.full((H,), LOWEST, tl.float32), tl.zeros((H,), tl.float32)
     blend = tl.zeros((H, R), tl.float32)
     for start in range(0, K, TILE):
@@ -75,44 +94,58 @@ def attend_kernel(q, pool, slots, out, K: tl.constexpr, H: tl.constexpr, R: tl.c
         if tl.max(slot) >= 0:  # a tile of empty entries costs nothing more
             c = read(pool, slot, R + P, latent)
             k = read(pool, slot, R + P, rope)
-            scores = tl.dot(q_latent, tl.trans(c), input_precision="ieee") + tl.dot(q_rope, tl.trans(k), input_precision="ieee")
-            scores = tl.where(slot[None, :] >= 0, scores, float("-inf"))  # a row of zeros would have score 0, not weight 0
+            scores = dot(q_latent, tl.trans(c)) + dot(q_rope, tl.trans(k))
+            scores = tl.where(slot[None, :] >= 0, scores, float("-inf"))
             weights, fade, top, total = online_softmax(scores, top, total)
-            blend = blend * fade[:, None] + tl.dot(weights, c, input_precision="ieee")
+            blend = blend * fade[:, None] + dot(weights, c)
     total = tl.where(total > 0, total, 1.0)  # no entry at all: the output is 0
     tl.store(out + head[:, None] * R + latent[None, :], blend / total[:, None])
 
 
 @triton.jit
-def attend_packed(q, pool, slots, first, last, H: tl.constexpr, R: tl.constexpr, P: tl.constexpr, TILE: tl.constexpr, EMPTY: tl.constexpr,
-                  NATIVE: tl.constexpr):
-    """Entries first..last of the list over packed rows: even and odd columns of the blend (H, R/2), maximum, sum, entries that read a row."""
-    head, pair, group, ROW = tl.arange(0, H)[:, None] * (R + P), tl.arange(0, R // 2), tl.arange(0, R // 2) // 8, R // 2 + P + R // 16
+def scale_columns(R: constexpr, P: constexpr):
+    """(R/2,) where in a row the scale of each byte's group stands; rank 512 keeps them in four runs."""
+    group = tl.arange(0, R // 2) // 8
     if R == 512:
-        group = 8 * (group & 3) + (group >> 2)  # the order in which a row keeps its scales
-    q_even = tl.load(q + head + 2 * pair[None, :]).to(tl.float16)
-    q_odd = tl.load(q + head + 2 * pair[None, :] + 1).to(tl.float16)
-    q_rope = tl.load(q + head + R + tl.arange(0, P)[None, :]).to(tl.float16)
-    top, total, fetched = tl.full((H,), LOWEST, tl.float32), tl.zeros((H,), tl.float32), tl.zeros((TILE,), tl.int32)
+        group = 8 * (group & 3) + (group >> 2)
+    return R // 2 + P + group
+
+
+@triton.jit
+def attend_packed(q, pool, slots, first, last, H: constexpr, R: constexpr,
+                  P: constexpr, TILE: constexpr, EMPTY: constexpr,
+                  NATIVE: constexpr):
+    """Entries first..last of the list over packed rows: the blend's even and odd
+    columns (H, R/2), maximum and sum (H,), how many entries read a row."""
+    pair, rope, ROW = tl.arange(0, R // 2), tl.arange(0, P), R // 2 + P + R // 16
+    q_even = query(q, 2 * pair, H, R + P).to(tl.float16)
+    q_odd = query(q, 2 * pair + 1, H, R + P).to(tl.float16)
+    q_rope = query(q, R + rope, H, R + P).to(tl.float16)
+    top, total = tl.full((H,), LOWEST, tl.float32), tl.zeros((H,), tl.float32)
     even, odd = tl.zeros((H, R // 2), tl.float32), tl.zeros((H, R // 2), tl.float32)
+    fetched = tl.zeros((TILE,), tl.int32)
     for start in range(first, last, TILE):
         slot = list_tile(slots, start, last, TILE)
-        source = tl.where(slot == -1, EMPTY, slot)  # EMPTY = -1: an empty entry reads nothing; 0: it reads row zero
+        source = tl.where(slot == -1, EMPTY, slot)  # EMPTY: -1 no row, 0 row zero
         fetched += (source >= 0).to(tl.int32)
         if tl.max(source) >= 0:
-            low, high = decode_e2m1_pairs(read(pool, source, ROW, pair), NATIVE)  # a byte is two neighbours
-            scale = decode_e4m3(read(pool, source, ROW, R // 2 + P + group))
+            byte = read(pool, source, ROW, pair)  # two neighbours in each
+            low, high = decode_e2m1_pairs(byte, NATIVE)
+            scale = decode_e4m3(read(pool, source, ROW, scale_columns(R, P)))
             c_even, c_odd = low * scale, high * scale  # (TILE, R/2) float16, exact
-            k = decode_e4m3(read(pool, source, ROW, R // 2 + tl.arange(0, P)))
-            scores = tl.dot(q_even, tl.trans(c_even)) + tl.dot(q_odd, tl.trans(c_odd)) + tl.dot(q_rope, tl.trans(k))
-            weights, fade, top, total = online_softmax(tl.where(slot[None, :] >= 0, scores, float("-inf")), top, total)
-            even = even * fade[:, None] + tl.dot(weights.to(tl.float16), c_even)
-            odd = odd * fade[:, None] + tl.dot(weights.to(tl.float16), c_odd)
+            k = decode_e4m3(read(pool, source, ROW, R // 2 + rope))
+            scores = tl.dot(q_even, tl.trans(c_even)) + tl.dot(q_rope, tl.trans(k))
+            scores += tl.dot(q_odd, tl.trans(c_odd))
+            scores = tl.where(slot[None, :] >= 0, scores, float("-inf"))
+            weights, fade, top, total = online_softmax(scores, top, total)
+            weights = weights.to(tl.float16)
+            even = even * fade[:, None] + tl.dot(weights, c_even)
+            odd = odd * fade[:, None] + tl.dot(weights, c_odd)
     return even, odd, top, total, tl.sum(fetched)
 
 
 @triton.jit
-def store_pairs(out, even, odd, H: tl.constexpr, R: tl.constexpr):
+def store_pairs(out, even, odd, H: constexpr, R: constexpr):
     """Even and odd columns to their places in out (H, R)."""
     at = out + tl.arange(0, H)[:, None] * R + 2 * tl.arange(0, R // 2)[None, :]
     tl.store(at, even)
@@ -120,37 +153,46 @@ def store_pairs(out, even, odd, H: tl.constexpr, R: tl.constexpr):
 
 
 @triton.jit
-def attend_4bit_kernel(q, pool, slots, out, fetched_out, K: tl.constexpr, H: tl.constexpr, R: tl.constexpr, P: tl.constexpr, TILE: tl.constexpr,
-                       EMPTY: tl.constexpr, NATIVE: tl.constexpr):
+def attend_4bit_kernel(q, pool, slots, out, fetched_out, K: constexpr, H: constexpr, R: constexpr,
+                       P: constexpr, TILE: constexpr, EMPTY: constexpr, NATIVE: constexpr):
     """Step 3: out (H, R), and how many rows were read."""
-    even, odd, top, total, fetched = attend_packed(q, pool, slots, 0, K, H, R, P, TILE, EMPTY, NATIVE)
+    even, odd, _, total, fetched = attend_packed(
+        q, pool, slots, 0, K, H, R, P, TILE, EMPTY, NATIVE)
     total = tl.where(total > 0, total, 1.0)
     store_pairs(out, even / total[:, None], odd / total[:, None], H, R)
     tl.store(fetched_out, fetched)
 
 
 @triton.jit
-def attend_split_kernel(q, pool, slots, blends, tops, totals, finished, out, K: tl.constexpr, SHARE: tl.constexpr, H: tl.constexpr, R: tl.constexpr,
-                        P: tl.constexpr, TILE: tl.constexpr, NATIVE: tl.constexpr):
-    """Step 4: program i has the list's entries i * SHARE and on. blends (programs, H, R), tops and totals (programs, H), finished one 0."""
+def attend_split_kernel(q, pool, slots, blends, tops, totals, finished, out,
+                        K: constexpr, SHARE: constexpr, H: constexpr, R: constexpr,
+                        P: constexpr, TILE: constexpr, NATIVE: constexpr):
+    """Step 4: program i has the list's entries i * SHARE and on. blends (programs,
+    H, R), tops and totals (programs, H), finished one 0, out (H, R)."""
     i, head, latent = tl.program_id(0), tl.arange(0, H), tl.arange(0, R)
-    even, odd, top, total, _ = attend_packed(q, pool, slots, i * SHARE, tl.minimum(i * SHARE + SHARE, K), H, R, P, TILE, -1, NATIVE)
+    last = tl.minimum(i * SHARE + SHARE, K)
+    even, odd, top, total, _ = attend_packed(
+        q, pool, slots, i * SHARE, last, H, R, P, TILE, -1, NATIVE)
     store_pairs(blends + i * H * R, even, odd, H, R)
     tl.store(tops + i * H + head, top)
     tl.store(totals + i * H + head, total)
     tl.debug_barrier()  # all threads have stored before one of them says so
-    if tl.atomic_add(finished, 1, sem="acq_rel") == tl.num_programs(0) - 1:  # ".cg": past the L1, which the others' stores do not reach
+    if tl.atomic_add(finished, 1, sem="acq_rel") == tl.num_programs(0) - 1:
         top, total = tl.full((H,), LOWEST, tl.float32), tl.zeros((H,), tl.float32)
         blend = tl.zeros((H, R), tl.float32)
-        for part in range(tl.num_programs(0)):
-            part_top = tl.load(tops + part * H + head, cache_modifier=".cg")
+        for part in range(tl.num_programs(0)):  # .cg: past an older L1
+            at = part * H + head
+            part_top = tl.load(tops + at, cache_modifier=".cg")
+            part_total = tl.load(totals + at, cache_modifier=".cg")
+            part_blend = tl.load(blends + at[:, None] * R + latent[None, :],
+                                 cache_modifier=".cg")
             new_top = tl.maximum(top, part_top)
             fade, weight = tl.exp(top - new_top), tl.exp(part_top - new_top)
-            total = total * fade + tl.load(totals + part * H + head, cache_modifier=".cg") * weight
-            part_blend = tl.load(blends + part * H * R + head[:, None] * R + latent[None, :], cache_modifier=".cg")
+            total = total * fade + part_total * weight
             blend = blend * fade[:, None] + part_blend * weight[:, None]
             top = new_top
-        tl.store(out + head[:, None] * R + latent[None, :], blend / tl.where(total > 0, total, 1.0)[:, None])
+        total = tl.where(total > 0, total, 1.0)
+        tl.store(out + head[:, None] * R + latent[None, :], blend / total[:, None])
 
 
 # --- launches ------------------------------------------------------------------------------------------------
