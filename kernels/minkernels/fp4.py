@@ -95,21 +95,27 @@ def e4m3_round_up(x: Tensor) -> Tensor:
     return nearest + (e4m3_decode(nearest) < x)
 
 
-def nvfp4_quantize(x: Tensor, scale_rounding: str = "up", global_scale: Tensor | None = None, least_scale: float = E4M3_TINY) -> tuple[Tensor, Tensor]:
-    """(..., n) float, n a multiple of 16 -> (..., n/2) packed E2M1 and (..., n/16) E4M3 scale bytes.
+def nvfp4_quantize(x: Tensor, scale_rounding: str = "up", global_scale: Tensor | None = None,
+                   least_scale: float = E4M3_TINY) -> tuple[Tensor, Tensor]:
+    """(..., n) float -> (..., n/2) packed E2M1, (..., n/16) E4M3 scale bytes.
 
-    scale = max(amax16 / 6, least_scale); "up" (vLLM's row) takes the next E4M3, so that no value saturates;
-    "nearest" is the textbook choice: less error on N(0,1), some values clipped.
+    scale = max(amax16 / 6, least_scale); "up" (vLLM's row) takes the next E4M3, so that
+    no value saturates; "nearest" is the textbook choice: less error on N(0,1), some
+    values clipped.
 
     Args:
-        global_scale: what all values are divided by first, () or broadcastable; see `nvfp4_global_scale`. vLLM's row has none.
-        least_scale: 0 lets the scale of small groups round to zero, and such a group is stored as zeros.
+        x: n is a multiple of 16.
+        global_scale: what all values are divided by first, () or broadcastable; see
+            `nvfp4_global_scale`. vLLM's row has none.
+        least_scale: 0 lets the scale of small groups round to zero, and such a group
+            is stored as zeros.
 
     Raises:
         ValueError: n is no multiple of 16, or an unknown scale_rounding.
     """
     if x.shape[-1] % GROUP:
-        raise ValueError(f"nvfp4 rows are groups of {GROUP} values; the last dimension is {x.shape[-1]}, pad it to a multiple of {GROUP}")
+        raise ValueError(f"nvfp4 rows are groups of {GROUP} values; "
+                         f"the last dimension is {x.shape[-1]}, pad it to a multiple of {GROUP}")
     if scale_rounding not in ("up", "nearest"):
         raise ValueError(f"scale_rounding='{scale_rounding}': use 'up' or 'nearest'")
     x = x.float() if global_scale is None else x.float() / global_scale
