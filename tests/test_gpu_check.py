@@ -1,5 +1,6 @@
 """What `make gpu-check` makes of its samples: cases, targets and the stored file. The samples themselves need a card."""
 from itertools import islice
+from pathlib import Path
 
 import pytest
 import torch
@@ -68,3 +69,13 @@ def test_the_file_is_one_that_the_book_reads(tmp_path):
 def test_without_a_card_it_says_so_in_one_line():
     result = run_python("-m", "bench.gpu_check")
     assert result.returncode == 1 and result.stderr.strip() == "gpu-check: torch sees no CUDA device; run it on a GPU box with a CUDA build of torch"
+
+
+def test_the_chapter_on_the_kernel_asks_for_cases_that_are_measured():
+    from bench.gpu_kernels import CASES
+
+    text = (Path(__file__).resolve().parents[1] / "chapters/08-a-kernel-that-reads-four-bits.md").read_text(encoding="utf-8")
+    names = {}
+    exec(text[text.index("point, short = "):text.index('lines = ["| launch |')], names)
+    measured = {f"{path}: {case.name}" for case in CASES for path in gpu_check.PATHS}
+    assert len(names["cases"]) == 5 and set(names["cases"].values()) <= measured
