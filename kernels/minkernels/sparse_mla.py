@@ -7,6 +7,9 @@ Shapes: T queries, H heads, R kv_lora_rank, P qk_rope_head_dim, K entries of a l
 """
 from __future__ import annotations
 
+from functools import partial
+from typing import Callable
+
 import torch
 from torch import Tensor
 
@@ -51,7 +54,8 @@ def sparse_mla_decode(q: Tensor, pages: Tensor, slots: Tensor, kv_lora_rank: int
         pages, slots = _stage(pages, slots, kv_lora_rank, q.shape[-1] - kv_lora_rank, backend)
         row_format = "fp8"
     if not use_triton(backend, pages):
-        return sparse_mla_decode_torch(q, pages, slots, kv_lora_rank, row_format)
+        widths = {"kv_lora_rank": kv_lora_rank, "qk_rope_head_dim": q.shape[-1] - kv_lora_rank}
+        return sparse_mla_decode_torch(q, pages, slots, kv_lora_rank, partial(unpack, row_format=row_format, **widths))
     from . import sparse_mla_kernel
 
     return sparse_mla_kernel.launch(q, pages, slots, kv_lora_rank, row_format, num_splits, one_launch)
@@ -72,15 +76,20 @@ def choose_splits(programs: int, tiles: int, sms: int) -> int:
     return best
 
 
-def sparse_mla_decode_torch(q: Tensor, pages: Tensor, slots: Tensor, kv_lora_rank: int, row_format: str) -> tuple[Tensor, Tensor]:
-    """What `sparse_mla_decode` must return, in plain torch and float32; runs of queries bound its memory."""
+def sparse_mla_decode_torch(q: Tensor, pages: Tensor, slots: Tensor, kv_lora_rank: int,
+                            dequantize: Callable[[Tensor], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """What `sparse_mla_decode` must return, in plain torch and float32, for rows of any format; runs of queries bound its memory.
+
+    dequantize: (..., row) rows -> (..., R) latent and (..., P) rope, float32. It never waits for a device.
+    """
     tokens, heads, width = q.shape
     out = q.new_empty(tokens, heads, kv_lora_rank)
     lse = q.new_empty(tokens, heads, dtype=torch.float32)
     run = max(1, RUN_VALUES[q.device.type] // max(1, slots.shape[1] * (width + heads)))
     for start in range(0, tokens, run):
         part = slice(start, start + run)
-        latent, rope, missing = _read(pages, slots[part], kv_lora_rank, width - kv_lora_rank, row_format)  # (r, K, R), (r, K, P), (r, K)
+        rows, missing = _read(pages, slots[part])  # (r, K, row), (r, K)
+        latent, rope = dequantize(rows)  # (r, K, R), (r, K, P)
         q_latent, q_rope = q[part].float().split((kv_lora_rank, width - kv_lora_rank), dim=-1)  # (r, H, R), (r, H, P)
         scores = torch.baddbmm(torch.bmm(q_rope, rope.mT), q_latent, latent.mT)  # (r, H, K)
         scores.masked_fill_(missing.unsqueeze(1), float("-inf"))
@@ -91,8 +100,8 @@ def sparse_mla_decode_torch(q: Tensor, pages: Tensor, slots: Tensor, kv_lora_ran
     return out, lse
 
 
-def _read(pages: Tensor, slots: Tensor, rank: int, rope: int, row_format: str) -> tuple[Tensor, Tensor, Tensor]:
-    """slots (r, K) -> (r, K, R), (r, K, P) float32, zeros for no entry, and (r, K) bool, True for no entry."""
+def _read(pages: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
+    """slots (r, K) -> (r, K, row), zeros for no entry, and (r, K) bool, True for no entry."""
     blocks, block_size, width = pages.shape
     missing = (slots < 0) | (slots >= blocks * block_size)
     flat = slots.masked_fill(missing, 0).long().flatten()
@@ -105,11 +114,8 @@ def _read(pages: Tensor, slots: Tensor, rank: int, rope: int, row_format: str) -
         step = pages.stride(0) // pages.stride(1)
         every = pages.as_strided(((blocks - 1) * step + block_size, width), pages.stride()[1:])
         rows = every.index_select(0, flat if step == block_size else flat // block_size * step + flat % block_size)
-    if pages.is_cuda or missing.any():  # row 0 stands in for no entry; what is in it may be no number
-        rows.masked_fill_(missing.view(-1, 1), 0)
-    rows = rows.view(*slots.shape, width)
-    latent, rope_key = rows.float().split((rank, rope), dim=-1) if row_format in PLAIN else unpack(rows, row_format, rank, rope)
-    return latent, rope_key, missing
+    rows.masked_fill_(missing.view(-1, 1), 0)  # row 0 stood in for no entry; what is in it may be no number
+    return rows.view(*slots.shape, width), missing
 
 
 def _stage(pages: Tensor, slots: Tensor, rank: int, rope: int, backend: str) -> tuple[Tensor, Tensor]:

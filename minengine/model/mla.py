@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minkernels.indexer import runs
-from minkernels.sparse_mla import sparse_mla_decode
+from minkernels.sparse_mla import sparse_mla_decode, sparse_mla_decode_torch
 
 from ..config import ConfigError, GlmConfig
 from ..kv.cache import KVCache
@@ -110,23 +110,9 @@ class LatentAttention:
 
     def _decode(self, q_latent: Tensor, q_rope: Tensor, choice: Tensor | None, batch: Batch, kv: KVCache) -> Tensor:
         """One query a request: (H, D, R), (H, D, rope) -> (H, D, R). Every shape is known without a device sync."""
-        tables, lens = batch.decode_block_tables, batch.decode_seq_lens
-        rows = batch.max_decode_len if choice is None else choice.shape[1]
-        if kv.backend == "triton":
-            positions = _first(lens, rows) if choice is None else choice  # (D, K)
-            return self._by_kernel(q_latent, q_rope, _slots(positions, tables, kv.block_size), kv)
-        outputs = []
-        for run in runs(len(tables), rows * (self.heads + sum(kv.fmt.widths)), lens.device):
-            if choice is None:
-                latent, rope = (part[:, :rows, 0] for part in kv.read_blocks(self.layer, tables[run]))  # (r, S, R), (r, S, rope)
-                absent = torch.arange(rows, device=lens.device) >= lens[run, None]  # (r, S)
-            else:
-                absent = choice[run] < 0  # (r, K); in place of none, position 0 is read
-                slots = _slots(choice[run].clamp(min=0), tables[run], kv.block_size)  # (r, K)
-                latent, rope = (part.squeeze(2) for part in kv.read_slots(self.layer, slots))  # (r, K, R), (r, K, rope)
-            queries = q_latent[:, run].transpose(0, 1), q_rope[:, run].transpose(0, 1)  # (r, H, R), (r, H, rope)
-            outputs.append(attend(*queries, latent, rope, absent.unsqueeze(1)).transpose(0, 1))  # (H, r, R)
-        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
+        if choice is None:
+            choice = _first(batch.decode_seq_lens, batch.max_decode_len)  # (D, S)
+        return self._by_list(q_latent, q_rope, _slots(choice, batch.decode_block_tables, kv.block_size), kv)
 
     def _prefill(self, q_latent: Tensor, q_rope: Tensor, choice: Tensor | None, chunk: PrefillChunk, kv: KVCache) -> Tensor:
         """Neighbouring queries of one request: (H, n, R), (H, n, rope) -> (H, n, R).
@@ -138,7 +124,7 @@ class LatentAttention:
         if kv.backend == "triton":
             visible = torch.arange(chunk.context_len + 1, seen + 1, device=q_latent.device)
             positions = _first(visible, seen) if choice is None else choice  # (n, K)
-            return self._by_kernel(q_latent, q_rope, _slots(positions, chunk.block_ids.expand(count, -1), kv.block_size), kv)
+            return self._by_list(q_latent, q_rope, _slots(positions, chunk.block_ids.expand(count, -1), kv.block_size), kv)
         latent, rope = (part[:seen, 0] for part in kv.read_blocks(self.layer, chunk.block_ids))  # (S, R), (S, rope)
         gather = choice is not None and seen > MASK_UP_TO * self.top_k
         outputs = []
@@ -161,10 +147,15 @@ class LatentAttention:
             outputs.append(output.view(heads, -1, rank))
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
 
-    def _by_kernel(self, q_latent: Tensor, q_rope: Tensor, slots: Tensor, kv: KVCache) -> Tensor:
+    def _by_list(self, q_latent: Tensor, q_rope: Tensor, slots: Tensor, kv: KVCache) -> Tensor:
         """Each query over the rows in its list: (H, n, R), (H, n, rope), slots (n, K) with -1 for none -> (H, n, R)."""
         q = torch.cat((q_latent, q_rope), dim=-1).transpose(0, 1)  # (n, H, R + rope)
-        return sparse_mla_decode(q, kv.pages(self.layer)[:, :, 0], slots, q_latent.shape[-1], kv.kv_cache_dtype, backend=kv.backend)[0].transpose(0, 1)
+        pages = kv.pages(self.layer)[:, :, 0]  # (B, N, row)
+        if kv.backend == "triton":
+            out, _ = sparse_mla_decode(q, pages, slots, q_latent.shape[-1], kv.kv_cache_dtype, backend=kv.backend)
+        else:
+            out, _ = sparse_mla_decode_torch(q, pages, slots, q_latent.shape[-1], kv.fmt.dequantize)
+        return out.transpose(0, 1)
 
 
 def attend(q_latent: Tensor, q_rope: Tensor, latent: Tensor, rope: Tensor, absent: Tensor) -> Tensor:
