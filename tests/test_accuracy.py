@@ -208,7 +208,7 @@ def check(score, plain):
     again = difference(score.outcomes, plain.outcomes)
     assert [score.difference.value, score.difference.low, score.difference.high] == pytest.approx([again.value, again.low, again.high], abs=1e-6)
     lost, won = score.changed(plain)
-    if np.isin(score.outcomes.values, (0, 1)).all():
+    if np.isin([score.outcomes.values, plain.outcomes.values], (0, 1)).all():
         assert (won - lost) / score.outcomes.n == pytest.approx(score.difference.value, abs=1e-6)
 
 
