@@ -227,6 +227,11 @@ def test_the_command_measures_and_refuses_what_it_does_not_know(tmp_path, asked,
     assert "only='gsm8k': use one or more of recall, perplexity, needle, agreement" in capsys.readouterr().err
     with pytest.raises(ConfigError, match="only='all'"):
         runs.measure(tmp_path, ["all"])
+    with pytest.raises(ConfigError, match="seed=-1: use 0 or more"):
+        runs.measure(tmp_path, ["recall"], seed=-1)
+    (tmp_path / "file").touch()
+    assert main(["accuracy", "--out", str(tmp_path / "file"), "--quick"]) == 2
+    assert "is no folder that can be written" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("damage, message", [

@@ -68,14 +68,19 @@ def measure(out: Path, only: Iterable[str] = KINDS, seed: int = 0, quick: bool =
         quick: a few contexts of each task in four formats, to see that all works; its numbers are too few to mean anything.
 
     Raises:
-        ConfigError: an unknown kind, or a model that is not installed.
+        ConfigError: an unknown kind, a negative seed, a folder that cannot be written, or a model that is not installed.
     """
     only = tuple(only)
+    if seed < 0:
+        raise ConfigError(f"seed={seed}: use 0 or more")
     for kind in only:
         if kind not in KINDS:
             raise ConfigError(f"only='{kind}': use one or more of {', '.join(KINDS)}")
     plans = [plan for plan in _plans(seed, quick) if plan.kind in only]
-    (out / "parts").mkdir(parents=True, exist_ok=True)
+    try:
+        (out / "parts").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"out='{out}': is no folder that can be written ({error.strerror}); give another") from error
     jobs = [(plan, name) for plan in plans for name in plan.formats if _kept(out, plan, name, seed) is None]
     path = _write(out, seed, quick)
     for plan, name in (bar := tqdm(jobs, desc="accuracy", unit="part", dynamic_ncols=True, disable=not jobs)):

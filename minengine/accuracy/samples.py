@@ -81,9 +81,10 @@ def detectable(p: float, n: int, *, discordant: float | None = None, power: floa
 
 
 def noise(p: float, n: int, runs: int = 1) -> float:
-    """Half the 95% interval of the difference of two scores that are truly alike, each of n independent questions in `runs` runs.
+    """Half the 95% interval of the difference of two scores that are truly alike, each of n questions of its own in `runs` runs.
 
-    Runs count as new questions here, which is the most that they can be worth: the real noise is at least this.
+    Two scores over the same questions scatter less, since a question that is hard for one is hard for the other: of one run each this is
+    the most that chance can do. Further runs count as new questions, which is the most that they can be worth.
     """
     _check(p)
     if n < 1 or runs < 1:
