@@ -100,7 +100,7 @@ class PathFloor:
 
     @property
     def time_s(self) -> float:
-        """No kernel that makes these launches can be faster; what a launch itself costs is not in it."""
+        """No kernel that makes these launches and finds nothing in the L2 cache can be faster; what a launch itself costs is not in it."""
         return sum(bound.time_s for bound in self.rooflines)
 
     @property
