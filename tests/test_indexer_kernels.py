@@ -129,6 +129,35 @@ def check_rows(backend: str = "triton", device: str = "cpu") -> None:
             assert sorted(p for p in got[i].tolist() if p >= 0) == wanted, (backend, i)
 
 
+def check_astray(backend: str = "triton", device: str = "cpu") -> None:
+    """Positions of blocks outside the pool are never chosen, by queries that see more than k and by those that see fewer; every table that is
+    none of the pool's, and no positions at all, give -1 throughout."""
+    queries, weights, pages, tables, keys = (t.to(device) for t in exact_case("fp8", [50, 6, 40], 3, 11))
+    lens, gone = torch.tensor([50, 6, 40], device=device), (torch.tensor([1, 7, 11]), torch.tensor([0]), torch.arange(10))
+    for r, blocks in enumerate(gone):
+        tables[r, blocks.to(device)] = torch.tensor([-1, len(pages), 2**31 - 1, -2**31], device=device).repeat(3)[: len(blocks)]
+    for index in (torch.int32, torch.int64):
+        got = indexer_topk(queries, weights, pages, tables.to(index), lens.to(index), 8, backend=backend).cpu()
+        for r, blocks in enumerate(gone):
+            there = [p for p in range(int(lens[r])) if p // BLOCK_SIZE not in blocks.tolist()]
+            nth = best(queries[r].cpu(), weights[r].cpu(), keys[r].cpu()[there], len(there), 8)
+            assert sorted(p for p in got[r].tolist() if p >= 0) == [there[n] for n in nth], (backend, index, r, got[r], there)
+    for some in (slice(0), slice(3)):
+        for pool, table, most in ((pages[:0], tables, None), (pages[:, :0], tables, None), (pages, tables[:, :0], None), (pages, tables, 0), (pages, tables, -5)):
+            got = indexer_topk(queries[some], weights[some], pool, table[some], lens[some], 8, most_visible=most, backend=backend)
+            assert got.dtype == torch.int32 and torch.equal(got, torch.full_like(got, -1)) and got.shape == (len(queries[some]), 8), (pool.shape, most, got)
+
+
+def check_stray_rows() -> None:
+    """The kernel reads no table for a row that names none, and its query sees nothing; the others are none the worse."""
+    queries, weights, pages, tables, keys = exact_case("fp8", [50, 23, 41], 2, 7)
+    for dtype in (torch.int32, torch.int64):
+        rows = torch.tensor([-1, 1, torch.iinfo(dtype).max], dtype=dtype)
+        for seen in ([50, 23, 41], [5, 23, 5]):
+            got = indexer_topk(queries, weights, pages, tables, torch.tensor(seen), 8, rows=rows, backend="triton")
+            assert (got[[0, 2]] == -1).all() and sorted(got[1].tolist()) == best(queries[1], weights[1], keys[1], 23, 8), (dtype, got)
+
+
 def check_selection(device: str = "cpu") -> None:
     """The kernel's selection alone, over numbers of every kind, one query a row."""
     from minkernels import indexer_kernel as kernel
@@ -146,9 +175,11 @@ def check_selection(device: str = "cpu") -> None:
     scores[7] = torch.arange(300, dtype=torch.int32).flip(0).view(torch.float32)  # the smallest subnormals, falling
     scores[8] = 1.0 + torch.arange(300).remainder(50) * 2.0**-23  # differ in the last bit only
     seen = torch.tensor([300, 299, 300, 300, 300, 257, 300, 300, 300], dtype=torch.int32)
+    table, rows = torch.zeros(1, 3, dtype=torch.int32, device=device), torch.zeros(9, dtype=torch.int32, device=device)
     for k in (1, 5, 100):
         chosen = torch.full((9, k), -7, dtype=torch.int32, device=device)
-        kernel.select_kernel[(9,)](scores.to(device), seen.to(device), chosen, 300, 300, **(kernel.select_constants(k) | {"TILE": 128}), num_warps=4)
+        kernel.select_kernel[(9,)](scores.to(device), table, rows, seen.to(device), chosen, 300, 1, 100, 3, 300,
+                                   **(kernel.select_constants(k) | {"TILE": 128}), num_warps=4)
         for row, length, got in zip(scores, seen.tolist(), chosen.cpu().tolist()):
             candidates = [p for p in range(length) if row[p] > -inf]
             wanted = sorted(sorted(candidates, key=lambda p: (-float(row[p]), p))[:k])
@@ -174,6 +205,20 @@ def test_queries_of_16_bits_choose_the_same(name):
 def test_queries_that_share_a_table():
     check_rows("torch")
     interpreted(check_rows)
+
+
+def test_blocks_outside_the_pool_are_never_read_nor_chosen():
+    check_astray("torch")
+    interpreted(check_astray)
+
+
+def test_rows_that_name_no_table():
+    interpreted(check_stray_rows)
+    queries, weights, pages, tables, _ = exact_case("fp8", [50, 23, 41], 2, 7)
+    for wrong, given in ((3, tables), (-1, tables), (1, tables[:1])):
+        rows = torch.tensor([0, wrong, 0])
+        with pytest.raises(ValueError, match=f"rows must name tables 0 to {len(given) - 1}, one a query; got {wrong}"):
+            indexer_topk(queries, weights, pages, given, torch.tensor([50, 23, 41]), 8, rows=rows, backend="torch")
 
 
 def test_selection_orders_numbers_of_every_kind():
@@ -208,6 +253,7 @@ def test_the_indexer_on_a_gpu():
     check_choice("fp8", [700, 2500, 5000], 256, 2, 10, device="cuda", dtype=torch.bfloat16, heads=32, width=128)
     check_long(device="cuda")
     check_rows(device="cuda")
+    check_astray(device="cuda")
     check_selection("cuda")
 
 
@@ -215,11 +261,36 @@ def test_the_indexer_on_a_gpu():
     (dict(pages=torch.zeros(2, 4, 20, dtype=torch.uint8)), "28"),
     (dict(pages=torch.zeros(2, 4, 48)[..., ::2]), "strides"),
     (dict(top_k=0), "top_k=0"),
+    (dict(top_k=4.0), "top_k=4.0: use a whole number"),
+    (dict(queries=torch.zeros(3, WIDTH)), "queries must be .tokens, heads, width. .*; got .3, 24."),
+    (dict(head_weights=torch.zeros(3, HEADS + 1)), "head_weights must be .3, 3."),
+    (dict(head_weights=torch.zeros(3, HEADS, dtype=torch.int32)), "head_weights must be .*torch.int32"),
+    (dict(block_tables=torch.zeros(3, 2)), "block_tables must be .tables, blocks. int32 or int64 on cpu; got .3, 2. torch.float32"),
+    (dict(block_tables=torch.zeros(3, dtype=torch.int32)), "block_tables must be"),
+    (dict(visible=torch.ones(2, dtype=torch.int32)), "visible must be .3,. int32 or int64"),
+    (dict(visible=torch.ones(3)), "visible must be .*torch.float32"),
+    (dict(visible=torch.ones(3, dtype=torch.int32, device="meta")), "visible must be .* on cpu; got .* on meta"),
+    (dict(rows=torch.zeros(2, dtype=torch.int32)), "rows must be .3,. int32 or int64"),
+    (dict(rows=torch.zeros(3, dtype=torch.bool)), "rows must be .*torch.bool"),
     (dict(block_tables=torch.zeros(2, 2, dtype=torch.int32)), "2 tables for 3 queries; give `rows`"),
     (dict(backend="cuda"), "backend='cuda'"),
 ])
 def test_wrong_arguments_are_named(change, words):
     arguments = dict(queries=torch.zeros(3, HEADS, WIDTH), head_weights=torch.zeros(3, HEADS), pages=torch.zeros(2, 4, WIDTH + 4, dtype=torch.uint8),
-                     block_tables=torch.zeros(3, 2, dtype=torch.int32), visible=torch.ones(3), top_k=4) | change
+                     block_tables=torch.zeros(3, 2, dtype=torch.int32), visible=torch.ones(3, dtype=torch.int32), top_k=4) | change
     with pytest.raises(ValueError, match=words):
         indexer_topk(**arguments)
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])  # both ways ask before anything else happens
+@pytest.mark.parametrize("change, words", [
+    (dict(keys=torch.zeros(3)), "keys must be .tokens, width. float32 or float16 or bfloat16 on cpu; got .3,."),
+    (dict(keys=torch.zeros(3, WIDTH, dtype=torch.int32)), "keys must be .*torch.int32"),
+    (dict(slots=torch.zeros(2, dtype=torch.int64)), "slots must be .3,. int32 or int64 on cpu; got .2,."),
+    (dict(slots=torch.zeros(3, dtype=torch.int64, device="meta")), "slots must be .* on meta"),
+    *[(dict(slots=torch.zeros(3, dtype=dtype)), f"slots must be .*{dtype}") for dtype in (torch.float32, torch.bool, torch.uint8, torch.int16)],
+])
+def test_keys_and_slots_that_do_not_belong_together_are_named(change, words, backend):
+    arguments = dict(keys=torch.zeros(3, WIDTH), pages=torch.zeros(2, 4, WIDTH + 4, dtype=torch.uint8), slots=torch.zeros(3, dtype=torch.int64)) | change
+    with pytest.raises(ValueError, match=words):
+        append_indexer_keys(**arguments, backend=backend)

@@ -160,6 +160,20 @@ def check_special(backend, device="cpu"):
     got = paged_decode(q, pages, tables, lens, "bfloat16", **options)
     assert got.isfinite().all() and got.abs().max() < 10, got
     assert paged_decode(q[:0], pages, tables[:0], lens[:0], "bfloat16", **options).shape == (0, *q.shape[1:])
+    for pool, table in ((pages[:0], tables), (pages[:, :0], tables), (pages, tables[:, :0])):
+        got = paged_decode(q, pool, table, lens, "bfloat16", **options)
+        assert got.shape == q.shape and not got.any(), (pool.shape, table.shape, got)
+    for split in SPLIT:
+        # A length beyond the table's room is that room, and one below 0 is 0, of whatever size.
+        q, pages, tables, lens, _ = case("bfloat16", (48, 48), index=torch.int64, device=device)
+        want = paged_decode(q, pages, tables[:, :3], lens, "bfloat16", **options, **split)
+        for longest in (49, 2**31 + 5, 2**32, 2**62):
+            got = paged_decode(q, pages, tables[:, :3], torch.tensor([longest, -longest], device=device), "bfloat16", **options, **split)
+            assert (got[0] - want[0]).abs().max() < 2e-3 and not got[1].any(), (longest, split, got, want)
+        # NaN is not taken for a request without positions.
+        q[0, 1, 3] = float("nan")
+        got = paged_decode(q, pages, tables, lens, "bfloat16", **options, **split)
+        assert got[0, 1].isnan().all() and got.isnan().sum() == q.shape[2], (split, got)
 
 
 def test_special_inputs_in_the_interpreter():
@@ -199,6 +213,9 @@ def test_requests_are_split_while_programs_are_few_and_positions_many(programs, 
     (dict(block_tables=torch.zeros(2, 3)), "block_tables must be .requests, blocks. int32 or int64 for 2 requests; got .2, 3. torch.float32"),
     (dict(seq_lens=torch.zeros(3, dtype=torch.int32)), "seq_lens must be .requests,. int32 or int64 for 2 requests; got .3,."),
     (dict(num_splits=0), "num_splits=0"),
+    (dict(num_splits=2.5), "num_splits=2.5: use a whole number of at least 1"),
+    (dict(seq_lens=torch.zeros(2, dtype=torch.int16)), "seq_lens must be .*torch.int16"),
+    (dict(block_tables=torch.zeros(2, 3, dtype=torch.bool)), "block_tables must be .*torch.bool"),
     (dict(backend="cuda"), "backend='cuda'"),
     (dict(backend="triton"), "needs data on a GPU"),
 ])

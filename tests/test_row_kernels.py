@@ -115,6 +115,31 @@ def check_every_product() -> None:
     assert latent.unique().numel() > 300 and torch.equal(got, wanted), (got != wanted).nonzero()[:5]
 
 
+def check_empty(backend: str, device: str = "cpu") -> None:
+    """Pools of no blocks or of blocks of no slots give zeros and take nothing; rows without a rope are rows too."""
+    for blocks, block_size in ((0, 4), (4, 0)):
+        slots = torch.tensor([0, 5, -1], device=device)
+        for name in ROW_FORMATS:
+            pages = torch.zeros(blocks, block_size, row_bytes(name, 32, 16).total, dtype=torch.uint8, device=device)
+            quantize_rows(torch.ones(3, 32, device=device), torch.ones(3, 16, device=device), pages, slots, name, backend=backend)
+            read = gather_dequant(pages, slots, name, 32, 16, torch.bfloat16, backend=backend)
+            assert [(t.shape, t.dtype, bool(t.any())) for t in read] == [((3, w), torch.bfloat16, False) for w in (32, 16)], (name, blocks, read)
+        pages = torch.zeros(blocks, block_size, 34, dtype=torch.uint8, device=device)
+        got = gather_to_fp8(pages, slots, 32, 16, backend=backend)
+        assert got.shape == (3, 48) and got.dtype == torch.uint8 and not got.any(), (blocks, got)
+    for name, width in zip(ROW_FORMATS, (18, 32, 36)):
+        pages = torch.zeros(2, 4, width, dtype=torch.uint8, device=device)
+        slots = torch.tensor([6, -1], device=device)
+        quantize_rows(torch.full((2, 32), 6.0, device=device), torch.ones(2, 0, device=device), pages, slots, name, backend=backend)
+        latent, rope = gather_dequant(pages, slots, name, 32, 0, backend=backend)
+        assert latent.tolist() == [[6.0] * 32, [0.0] * 32] and rope.shape == (2, 0), (name, latent)
+
+
+def test_pools_without_rows():
+    check_empty("torch")
+    interpreted(check_empty, "triton")
+
+
 @pytest.mark.parametrize("name", ROW_FORMATS)
 def test_rows_are_quantised_into_their_slots_to_the_byte(name):
     for rank, rope in SHAPES:
@@ -142,6 +167,7 @@ def test_rows_on_a_gpu(rank, rope):
             check_quantize(name, rank, rope, dtype, "cuda")
         check_gather(name, rank, rope, "cuda")
     check_gather_to_fp8(rank, rope, "cuda")
+    check_empty("triton", "cuda")
 
 
 @pytest.mark.parametrize("name", ROW_FORMATS)
@@ -168,9 +194,32 @@ def test_plain_torch_writes_and_reads_what_the_row_format_does(name):
     (dict(row_format="fp8_ds_mla"), "656"),
     (dict(row_format="int4"), "row_format='int4': use one of nvfp4_fp8_ds_mla, fp8, fp8_ds_mla"),
     (dict(kv_lora_rank=24), "kv_lora_rank=24: .* multiple of 16"),
+    (dict(kv_lora_rank=512.0), "kv_lora_rank=512.0: use a whole number"),
+    (dict(qk_rope_head_dim=-64), "qk_rope_head_dim=-64: use a whole number"),
+    (dict(dtype=torch.float64), "dtype=torch.float64: use torch.float32, torch.float16 or torch.bfloat16"),
+    (dict(dtype=torch.float8_e4m3fn), "dtype=torch.float8_e4m3fn"),
+    (dict(slots=torch.zeros(1, 1, dtype=torch.int32)), "slots must be .entries,. int32 or int64 on cpu; got .1, 1. torch.int32 on cpu"),
+    (dict(slots=torch.zeros(1, dtype=torch.int32, device="meta")), "slots must be .entries,. int32 or int64 on cpu; got .1,. torch.int32 on meta"),
     (dict(backend="cuda"), "backend='cuda'"),
 ])
 def test_wrong_arguments_are_named(change, words):
     arguments = dict(pages=torch.zeros(2, 4, 352, dtype=torch.uint8), slots=torch.zeros(1, dtype=torch.int32)) | change
     with pytest.raises(ValueError, match=words):
         gather_dequant(**arguments)
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])  # both ways ask before anything else happens
+@pytest.mark.parametrize("change, words", [
+    (dict(latent=torch.zeros(3, 32, dtype=torch.int32)), "latent must be .tokens, kv_lora_rank. float32 or float16 or bfloat16 on cpu; got .3, 32. torch.int32"),
+    (dict(latent=torch.zeros(32)), "latent must be"),
+    (dict(rope=torch.zeros(2, 16)), "rope must be .3, qk_rope_head_dim. .*; got .2, 16."),
+    (dict(rope=torch.zeros(3, 16, device="meta")), "rope must be .* on cpu; got .* on meta"),
+    (dict(slots=torch.zeros(2, dtype=torch.int64)), "slots must be .3,. int32 or int64 on cpu; got .2,. torch.int64"),
+    (dict(slots=torch.zeros(4, dtype=torch.int64)), "slots must be .3,."),
+    *[(dict(slots=torch.zeros(3, dtype=dtype)), f"slots must be .*{dtype}") for dtype in (torch.float32, torch.bool, torch.uint8, torch.int16)],
+])
+def test_tokens_and_slots_that_do_not_belong_together_are_named(change, words, backend):
+    arguments = dict(latent=torch.zeros(3, 32), rope=torch.zeros(3, 16), pages=torch.zeros(2, 4, 34, dtype=torch.uint8),
+                     slots=torch.zeros(3, dtype=torch.int64), row_format="nvfp4_fp8_ds_mla", backend=backend) | change
+    with pytest.raises(ValueError, match=words):
+        quantize_rows(**arguments)

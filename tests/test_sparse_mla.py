@@ -167,6 +167,35 @@ def check_corners(backend):
     wide_slots, wide_q = torch.stack((slots, slots.flip(1)), dim=2), torch.stack((q, -q), dim=1).transpose(1, 2)
     got = sparse_mla_decode(wide_q[:, :, 1], pages, wide_slots[:, :, 1], 32, "fp8", backend=backend)
     assert max(errors(got, oracle(-q, slots, rows, 32))) < 1e-3, f"strided: {errors(got, oracle(-q, slots, rows, 32))}"
+    # One block, and one row, in every place of a pool: strides of 0.
+    q, pages, slots, rows = case("fp8")
+    row = int(slots[(slots >= 0) & (slots < len(rows))][0])
+    for given, want in ((pages[row // 4].expand(9, -1, -1)[:, row % 4 : row % 4 + 1], rows[row].expand(9, -1)), (pages[row // 4, row % 4].expand(9, 4, -1), rows[row].expand(36, -1))):
+        got = sparse_mla_decode(q, given, slots, 32, "fp8", backend=backend)
+        assert max(errors(got, oracle(q, slots, want, 32))) < 1e-3, f"strides {given.stride()}: {errors(got, oracle(q, slots, want, 32))}"
+    # A pool without rows.
+    q, pages, slots, _ = case("nvfp4_fp8_ds_mla")
+    for empty, path in itertools.product((pages[:0], pages[:, :0]), ("native", "staged")):
+        out, lse = sparse_mla_decode(q, empty, slots, 32, "nvfp4_fp8_ds_mla", path=path, backend=backend)
+        assert not out.any() and (lse == float("inf")).all(), f"{path}, pages {empty.shape}: {out} {lse}"
+
+
+def check_nan(backend, device="cpu"):
+    """A query that is NaN gives NaN, never what a query without entries gives; one cached NaN does so too, wherever in the list its part is."""
+    for dtype, options in itertools.product((torch.float16, torch.float32), (dict(num_splits=1), dict(num_splits=3), dict(num_splits=3, one_launch=False))):
+        q, pages, slots, rows = case("float32", tokens=5, entries=200, pattern="none", dtype=dtype, device=device)
+        slots[1], slots[2, 70:], slots[3, :130], slots[4, 150:] = -1, -1, -1, 1  # none; the first part only; the last only; NaN rows at the end
+        q[:4, 2, 5] = float("nan")
+        out, lse = sparse_mla_decode(q, pages, slots, 32, "float32", backend=backend, **options)
+        nan = torch.zeros(5, 8, dtype=torch.bool, device=device)
+        nan[[0, 2, 3], 2] = nan[4] = True
+        assert torch.equal(lse.isnan(), nan) and torch.equal(out.isnan(), nan.unsqueeze(-1).expand_as(out)), f"{dtype} {options}: {lse}"
+        assert not out[1].any() and (lse[1] == float("inf")).all() and lse[~nan].isinf().sum() == 8, f"{dtype} {options}: {lse}"
+
+
+def test_nan_is_told_from_no_entry():
+    check_nan("torch")
+    interpreted(check_nan, "triton")
 
 
 def test_corners_of_the_kernel():
@@ -198,6 +227,12 @@ def test_plain_torch(name):
 def test_corners_of_plain_torch():
     check_corners("torch")
     check_staged("torch")
+
+
+def test_plain_torch_takes_lists_in_any_order_of_memory():
+    q, pages, slots, rows = case("fp8")
+    got = sparse_mla_decode(q, pages, slots.t().contiguous().t(), 32, "fp8", backend="torch")
+    assert (slots < 0).any() and max(errors(got, oracle(q, slots, rows, 32))) < 1e-3
 
 
 def test_plain_torch_in_runs_and_over_blocks_of_whole_rows(monkeypatch):
@@ -243,6 +278,10 @@ def test_splits_fill_the_card_and_no_more():
     (dict(path="direct"), "path='direct'"),
     (dict(path="staged", row_format="fp8", pages=torch.zeros(2, 4, 48, dtype=torch.uint8)), "path='staged'"),
     (dict(num_splits=0), "num_splits=0"),
+    (dict(num_splits=2.5), "num_splits=2.5: use a whole number of at least 1"),
+    (dict(num_splits=True), "num_splits=True"),
+    (dict(kv_lora_rank=32.0), "kv_lora_rank=32.0: use a whole number of at least 1"),
+    *[(dict(slots=torch.zeros(2, 5, dtype=dtype)), f"slots must be .*{dtype}") for dtype in (torch.bool, torch.uint8, torch.int16)],
     (dict(backend="cuda"), "backend='cuda'"),
     (dict(backend="triton"), "needs data on a GPU"),
 ])
@@ -278,6 +317,11 @@ def test_a_cuda_graph_replays_the_one_launch():
         q.neg_()
         graph.replay()
         assert max(errors(got, oracle(q, slots, rows, 512))) < LEVELS[q.dtype]
+
+
+@pytest.mark.gpu
+def test_nan_on_a_gpu():
+    check_nan("triton", "cuda")
 
 
 @pytest.mark.gpu

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .casts import FLOAT_TINY, as_bytes, finite, from_bytes, store
+from .checks import FLOATS, INDICES, need, need_whole
 from .fp4 import E4M3_MAX, e4m3_encode, e4m3_halves
 from .launch import interpreted, use_triton
 from .rows import pages_place, scatter
@@ -45,21 +46,23 @@ def append_indexer_keys(keys: Tensor, pages: Tensor, slots: Tensor, backend: str
     """Store each token's index key in its slot; the kernel needs no host sync.
 
     Args:
-        keys: (T, d) float, any strides.
+        keys: (T, d) float32, float16 or bfloat16, any strides.
         pages: (B, N, d + 4) uint8 or (B, N, d) float, any strides but the last, which is 1; overwritten where a slot says so.
         slots, backend: as in `minkernels.rows.quantize_rows`.
 
     Raises:
-        ValueError: pages of the wrong width, stride or device, or an unknown backend.
+        ValueError: an argument of the wrong type, shape, stride or device, or an unknown backend.
         ImportError: backend="triton" without Triton.
     """
+    need("keys", keys, ("tokens", "width"), FLOATS, pages.device)
+    need("slots", slots, (keys.shape[0],), INDICES, pages.device)
     _check(pages, keys.shape[-1])
     if not use_triton(backend, pages):
         return scatter(pages, slots, pack_keys(keys) if pages.dtype == torch.uint8 else store(keys, pages.dtype))
     from . import quantize_kernel as kernel
 
     keys = keys if keys.stride(-1) == 1 else keys.contiguous()
-    if len(slots):
+    if len(slots) and pages.numel():
         kernel.append_keys_kernel[(len(slots),)](keys, pages, slots.contiguous(), keys.stride(0), *pages_place(pages),
                                                  **kernel.key_constants(keys.shape[-1]), num_warps=kernel.NUM_WARPS)
 
@@ -70,16 +73,18 @@ def indexer_topk(queries: Tensor, head_weights: Tensor, pages: Tensor, block_tab
                  rows: Tensor | None = None, most_visible: int | None = None, backend: str = "auto") -> Tensor:
     """The `top_k` best-scored of the positions that each query sees; of equal scores the lower positions win.
 
-    A query that sees `top_k` positions or fewer gets all of them; otherwise one whose score is NaN or -inf is never chosen.
+    A query that sees `top_k` positions or fewer gets all of them; otherwise one whose score is NaN or -inf is never chosen. Positions of a
+    block outside 0..B-1 are not there: never read, never chosen.
 
     Args:
-        queries: (T, Hi, d) float. On a GPU 16-bit queries over E4M3 keys, or over keys of their own dtype, run on tensor cores.
-        head_weights: (T, Hi) float32, all factors of the score in them.
+        queries: (T, Hi, d) float32, float16 or bfloat16. On a GPU 16-bit queries over E4M3 keys, or over keys of their own dtype, run on tensor cores.
+        head_weights: (T, Hi) of such a dtype too, taken as float32, all factors of the score in them.
         pages: (B, N, d + 4) uint8 or (B, N, d) float, any strides but the last, which is 1.
         block_tables: (G, M) int32 or int64; position p of a request is slot p % N of block block_tables[g, p // N].
-        visible: (T,) int; query q sees positions below visible[q]. Blocks past them are never looked at, whatever the table says there.
-        rows: (T,) int, the table of each query; None: query i has table i.
-        most_visible: no query sees more positions than this, known without asking the device; None: as many as a table has.
+        visible: (T,) int32 or int64; query q sees positions below visible[q]. Blocks past them are never looked at, whatever the table says there.
+        rows: (T,) int32 or int64, the table of each query; None: query i has table i. One outside 0..G-1 is an error in plain torch on a CPU;
+            elsewhere, where telling would take a wait for the device, its query sees nothing.
+        most_visible: no query sees more positions than this, known without asking the device; None: as many as a table has; below 0: none.
         backend: "torch", "triton" (a GPU, or TRITON_INTERPRET=1 set before Triton is imported), or "auto": Triton on a GPU where it is
             installed, else torch. The kernels need no host sync.
 
@@ -87,34 +92,48 @@ def indexer_topk(queries: Tensor, head_weights: Tensor, pages: Tensor, block_tab
         (T, top_k) int32 positions, in no order; -1 where there are fewer.
 
     Raises:
-        ValueError: pages of the wrong width, stride or device, a top_k below 1, or an unknown backend.
+        ValueError: an argument of the wrong type, shape, stride or device, a top_k below 1, or an unknown backend.
         ImportError: backend="triton" without Triton.
     """
+    need("queries", queries, ("tokens", "heads", "width"), FLOATS, pages.device)
+    tokens = queries.shape[0]
+    need("head_weights", head_weights, (tokens, queries.shape[1]), FLOATS, pages.device)
+    need("block_tables", block_tables, ("tables", "blocks"), INDICES, pages.device)
+    need("visible", visible, (tokens,), INDICES, pages.device)
     _check(pages, queries.shape[-1])
-    if top_k < 1:
-        raise ValueError(f"top_k={top_k}: use at least 1")
+    need_whole("top_k", top_k, 1)
     if rows is None and block_tables.shape[0] != queries.shape[0]:
         raise ValueError(f"block_tables has {block_tables.shape[0]} tables for {queries.shape[0]} queries; give `rows` to say which is whose")
     way = _topk_triton if use_triton(backend, pages) else indexer_topk_torch
+    if rows is not None:
+        need("rows", rows, (tokens,), INDICES, pages.device)
+        astray = (rows < 0) | (rows >= block_tables.shape[0])
+        if way is indexer_topk_torch and not pages.is_cuda and astray.any():
+            raise ValueError(f"rows must name tables 0 to {block_tables.shape[0] - 1}, one a query; got {rows[astray][0].item()}")
+        visible = visible.masked_fill(astray, 0)
     positions = block_tables.shape[1] * pages.shape[1]
-    positions = positions if most_visible is None else min(positions, most_visible)
+    positions = positions if most_visible is None else min(positions, max(most_visible, 0))
+    if not positions * tokens * pages.shape[0]:
+        return torch.full((tokens, top_k), -1, dtype=torch.int32, device=pages.device)
     return way(queries, head_weights, pages, block_tables, visible, top_k, rows, positions)
 
 
 def indexer_topk_torch(queries: Tensor, head_weights: Tensor, pages: Tensor, block_tables: Tensor, visible: Tensor, top_k: int,
                        rows: Tensor | None, positions: int) -> Tensor:
     """`indexer_topk` of the tables' first `positions`, in plain torch; where `rows` names several tables it waits for the device."""
-    queries = queries.float()
+    queries, head_weights = queries.float(), head_weights.float()
     if rows is not None and block_tables.shape[0] > 1:
-        chosen = visible.new_empty(len(queries), top_k, dtype=torch.int32)
+        chosen = visible.new_full((len(queries), top_k), -1, dtype=torch.int32)
         for g in range(block_tables.shape[0]):
             of_table = (rows == g).nonzero().squeeze(1)
             if len(of_table):
                 chosen[of_table] = indexer_topk_torch(queries[of_table], head_weights[of_table], pages, block_tables[g : g + 1], visible[of_table],
                                                       top_k, rows, positions)
         return chosen
-    everything = torch.arange(top_k, device=visible.device).expand(len(queries), -1)  # (T, K)
-    everything = everything.masked_fill(everything >= visible.clamp(max=positions).unsqueeze(1), -1)
+    everything = torch.arange(top_k, device=visible.device)  # (K,)
+    astray = _astray(block_tables, pages)[:, everything.clamp(max=positions - 1) // pages.shape[1]]  # (T or 1, K)
+    everything = everything.expand(len(queries), -1)  # (T, K)
+    everything = everything.masked_fill((everything >= visible.clamp(max=positions).unsqueeze(1)) | astray, -1)
     if positions <= top_k:
         return everything.int()
     position = torch.arange(positions, device=visible.device)
@@ -158,12 +177,19 @@ def runs(queries: int, values_a_query: int, device: torch.device) -> list[slice]
     return [slice(start, min(start + length, queries)) for start in range(0, queries, length)]
 
 
+def _astray(tables: Tensor, pages: Tensor) -> Tensor:
+    """Which block ids are none of the pool's."""
+    return (tables < 0) | (tables >= pages.shape[0])
+
+
 def _scores(queries: Tensor, head_weights: Tensor, pages: Tensor, tables: Tensor, positions: int) -> Tensor:
-    """queries (G, Q, Hi, d), head_weights (G, Q, Hi), float32, Q queries a table (G, M) -> (G, Q, positions)."""
+    """queries (G, Q, Hi, d), head_weights (G, Q, Hi), float32, Q queries a table (G, M) -> (G, Q, positions); -inf where a block is not there."""
     groups, count, heads, width = queries.shape
     size = pages.shape[1]
     blocks = -(-positions // size)
-    tables = tables[:, :blocks].clamp(0, pages.shape[0] - 1)  # what no query sees may be any number
+    tables = tables[:, :blocks]
+    astray = _astray(tables, pages)
+    tables = tables.masked_fill(astray, 0)
     tile = max(1, RUN_VALUES[pages.device.type] // (groups * size * max(width, count * heads)))  # blocks
     queries, head_weights = queries.flatten(1, 2), head_weights.reshape(groups * count, 1, heads)
     tiles = []
@@ -175,7 +201,8 @@ def _scores(queries: Tensor, head_weights: Tensor, pages: Tensor, tables: Tensor
         summed = torch.bmm(head_weights, dots.view(groups * count, heads, -1)).view(groups, count, -1)  # (G, Q, s)
         if scale is not None:
             summed.mul_(scale.mT)  # a scale is positive, so it may wait until after the ReLU: s products instead of s * d
-        tiles.append(summed)
+        hidden = astray[:, start : start + tile].unsqueeze(-1).expand(-1, -1, size).flatten(1)  # (G, s)
+        tiles.append(summed.masked_fill_(hidden.unsqueeze(1), float("-inf")))
     return (tiles[0] if len(tiles) == 1 else torch.cat(tiles, dim=-1))[..., :positions]
 
 
@@ -198,16 +225,18 @@ def _topk_triton(queries: Tensor, head_weights: Tensor, pages: Tensor, block_tab
     rows = torch.arange(count, dtype=torch.int32, device=pages.device) if rows is None else rows.contiguous()
     chosen = torch.empty(count, top_k, dtype=torch.int32, device=pages.device)
     _, block_size, page_stride, row_stride = pages_place(pages)
+    num_blocks, table_stride = pages.shape[0], block_tables.stride(0)
     constants = kernel.score_constants(heads, width, top_k, queries.dtype != torch.float32)
     for run in runs(count, max(positions, 1), pages.device):
         size = run.stop - run.start
         scores = torch.empty(size, positions, dtype=torch.float32, device=pages.device)
         kernel.scores_kernel[(size, -(-positions // constants["TILE"]))](
             queries[run], head_weights[run], pages, block_tables, rows[run], visible[run], scores,
-            positions, block_size, page_stride, row_stride, block_tables.stride(0), positions,
+            positions, num_blocks, block_size, page_stride, row_stride, table_stride, positions,
             **constants, num_warps=kernel.SCORE_WARPS)
-        kernel.select_kernel[(size,)](scores, visible[run], chosen[run], positions, positions, **kernel.select_constants(top_k),
-                                      num_warps=kernel.SELECT_WARPS)
+        kernel.select_kernel[(size,)](
+            scores, block_tables, rows[run], visible[run], chosen[run], positions, num_blocks, block_size, table_stride, positions,
+            **kernel.select_constants(top_k), num_warps=kernel.SELECT_WARPS)
     return chosen
 
 

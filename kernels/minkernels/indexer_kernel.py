@@ -1,7 +1,8 @@
 """The sparse-attention indexer in Triton: scores of cached keys, and the exact choice of the best.
 
 The oracle is `minkernels.indexer.indexer_topk_torch`. `scores_kernel` runs one program a query and tile of positions, `select_kernel` one
-a query. What a query does not see is neither loaded nor scored, and a query that sees no more than `top_k` is not scored at all.
+a query. What a query does not see, and what lies in a block outside the pool, is neither loaded nor scored, and a query that sees no more than
+`top_k` is not scored at all.
 """
 import triton
 import triton.language as tl
@@ -14,7 +15,7 @@ from .rows_kernel import load_float
 @triton.jit
 def scores_kernel(
     queries, head_weights, pages, block_tables, rows, visible, scores,  # (T, HEADS, WIDTH), (T, HEADS) f32, (B, N, row), (G, M), (T,), (T,), (T, S) f32
-    num_positions, block_size, page_stride, row_stride, table_stride, score_stride,  # the strides in elements
+    num_positions, num_blocks, block_size, page_stride, row_stride, table_stride, score_stride,  # the strides in elements
     HEADS: tl.constexpr, WIDTH: tl.constexpr, TOP_K: tl.constexpr, HEAD_BLOCK: tl.constexpr, WIDTH_BLOCK: tl.constexpr, TILE: tl.constexpr,
     PART: tl.constexpr,  # of the width, in one product
 ):
@@ -26,11 +27,13 @@ def scores_kernel(
         operand: tl.constexpr = queries.dtype.element_ty
         position = start + tl.arange(0, TILE)
         table = block_tables + tl.load(rows + q).to(tl.int64) * table_stride
-        block = tl.load(table + position // block_size, mask=position < seen, other=0).to(tl.int64)
+        block = tl.load(table + position // block_size, mask=position < seen, other=-1).to(tl.int64)
+        there = (block >= 0) & (block < num_blocks)
+        block = tl.where(there, block, 0)
         key_row = pages + block * page_stride + (position % block_size) * row_stride  # (TILE,)
 
         head = tl.arange(0, HEAD_BLOCK)
-        key_width, query_width = tl.where(position < seen, WIDTH, 0), tl.where(head < HEADS, WIDTH, 0)
+        key_width, query_width = tl.where(there, WIDTH, 0), tl.where(head < HEADS, WIDTH, 0)
         query_row = queries + (q * HEADS + head) * WIDTH  # (HEAD_BLOCK,)
         dots = tl.zeros((TILE, HEAD_BLOCK), dtype=tl.float32)
         for first in tl.static_range(0, WIDTH_BLOCK, PART):
@@ -43,8 +46,8 @@ def scores_kernel(
         weight = tl.load(head_weights + q * HEADS + head, mask=head < HEADS, other=0.0)
         score = tl.sum(tl.maximum(dots, 0.0) * weight[None, :], axis=1)
         if pages.dtype.element_ty == tl.uint8:
-            score *= load_float(key_row + WIDTH, position < seen)  # positive, so it may wait until after the ReLU
-        tl.store(scores + q * score_stride + position, score, mask=position < seen)
+            score *= load_float(key_row + WIDTH, there)  # positive, so it may wait until after the ReLU
+        tl.store(scores + q * score_stride + position, tl.where(there, score, float("-inf")), mask=position < seen)
 
 
 @triton.jit
@@ -58,8 +61,8 @@ def _rising(scores, position, seen):
 
 @triton.jit
 def select_kernel(
-    scores, visible, chosen,  # (T, S) f32, (T,), (T, TOP_K) i32
-    num_positions, score_stride, TOP_K: tl.constexpr, TOP_BLOCK: tl.constexpr, TILE: tl.constexpr,
+    scores, block_tables, rows, visible, chosen,  # (T, S) f32, (G, M), (T,), (T,), (T, TOP_K) i32
+    num_positions, num_blocks, block_size, table_stride, score_stride, TOP_K: tl.constexpr, TOP_BLOCK: tl.constexpr, TILE: tl.constexpr,
 ):
     """The TOP_K best positions in rising order, then -1; of equal scores the lower positions."""
     q = tl.program_id(0).to(tl.int64)
@@ -68,7 +71,9 @@ def select_kernel(
     scores += q * score_stride
     place = tl.arange(0, TOP_BLOCK)
     if seen <= TOP_K:
-        tl.store(chosen + place, tl.where(place < seen, place, -1), mask=place < TOP_K)
+        table = block_tables + tl.load(rows + q).to(tl.int64) * table_stride
+        block = tl.load(table + place // block_size, mask=place < seen, other=-1)
+        tl.store(chosen + place, tl.where((block >= 0) & (block < num_blocks), place, -1), mask=place < TOP_K)
     else:
         # Radix select: the TOP_K-th best number, eight bits at a time from the top. `left` counts the numbers still to be taken among
         # those that begin with `prefix`; all that lie above them are taken.
@@ -127,11 +132,13 @@ def aot_cases() -> list[Case]:
         consts = score_constants(32, 128, 2048, dtype == "bf16")
         signature = {
             "queries": f"*{dtype}", "head_weights": "*fp32", "pages": "*u8", "block_tables": "*i32", "rows": "*i32", "visible": "*i32", "scores": "*fp32",
-            "num_positions": "i32", "block_size": "i32", "page_stride": "i64", "row_stride": "i32", "table_stride": "i32", "score_stride": "i64",
+            "num_positions": "i32", "num_blocks": "i32", "block_size": "i32", "page_stride": "i64", "row_stride": "i32", "table_stride": "i32", "score_stride": "i64",
             **dict.fromkeys(consts, "constexpr"),
         }
         cases.append(Case(f"indexer_scores 132 with {dtype} queries", scores_kernel, signature, consts, SCORE_WARPS, num_stages=3, wants=wants,
                           divisible=("num_positions", "block_size", "score_stride")))
     consts = select_constants(2048)
-    signature = {"scores": "*fp32", "visible": "*i32", "chosen": "*i32", "num_positions": "i32", "score_stride": "i64", **dict.fromkeys(consts, "constexpr")}
-    return [*cases, Case("indexer_select 2048", select_kernel, signature, consts, SELECT_WARPS, num_stages=3, divisible=("num_positions", "score_stride"))]
+    signature = {"scores": "*fp32", "block_tables": "*i32", "rows": "*i32", "visible": "*i32", "chosen": "*i32", "num_positions": "i32", "num_blocks": "i32",
+                 "block_size": "i32", "table_stride": "i32", "score_stride": "i64", **dict.fromkeys(consts, "constexpr")}
+    return [*cases, Case("indexer_select 2048", select_kernel, signature, consts, SELECT_WARPS, num_stages=3,
+                         divisible=("num_positions", "block_size", "score_stride"))]

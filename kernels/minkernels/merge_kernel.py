@@ -3,7 +3,8 @@
 A part of one row (a token's head) is three things over the entries its program saw: `maximum`, the largest score in units of log2(e)
 (so that weights are powers of two), `total`, the sum of 2^(score - maximum), and `mean`, D float32 sums of weighted values, not yet divided.
 They lie at [row, split] of (rows, splits) and (rows, splits, D). A program that saw no entry leaves maximum = -inf and total = 0, and need
-not write its D sums: they are never read. A row whose parts are all empty gives output 0 and lse = +inf.
+not write its D sums: they are never read. A row whose parts are all empty gives output 0 and lse = +inf. A maximum may leave NaN out; the total
+of a part with a NaN score is NaN, which is what makes the row's output and lse NaN.
 
 The merge runs in a launch of its own (`merge_kernel`, a program a row) or in whoever finishes last (`is_last`).
 """
@@ -33,8 +34,8 @@ def is_last(counter, NUM_PARTS: tl.constexpr):
 
 @triton.jit
 def log_sum_exp(maximum, total):
-    """Natural logarithm of the sum of exponentials; +inf where there was no entry."""
-    return tl.where(total > 0, (maximum + tl.log2(tl.where(total > 0, total, 1.0))) * LN2, INFINITY)
+    """Natural logarithm of the sum of exponentials; +inf where there was no entry, NaN where a score was NaN."""
+    return tl.where(total == 0, INFINITY, (maximum + tl.log2(tl.where(total == 0, 1.0, total))) * LN2)
 
 
 @triton.jit
@@ -54,7 +55,7 @@ def merge_rows(
         weight = tl.exp2(tl.load(maxima + rows * num_splits + split, mask=present, other=-INFINITY, cache_modifier=".cg") - base)
         total += weight * tl.load(totals + rows * num_splits + split, mask=present, other=0.0, cache_modifier=".cg")
     tl.store(lse + rows, log_sum_exp(largest, total), mask=present)
-    inverse = tl.where(total > 0, 1.0 / tl.where(total > 0, total, 1.0), 0.0)
+    inverse = tl.where(total == 0, 0.0, 1.0 / tl.where(total == 0, 1.0, total))
     for start in range(0, D, BLOCK_D):
         column = start + tl.arange(0, BLOCK_D)
         mean = tl.zeros((rows.shape[0], BLOCK_D), tl.float32)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from minkernels.checks import need_whole
 from minkernels.fp4 import GROUP, e4m3_decode, nvfp4_dequantize
 from minkernels.launch import has_e2m1_convert, num_sms, use_triton
 
@@ -35,7 +36,7 @@ def paged_decode(q: Tensor, pages: Tensor, block_tables: Tensor, seq_lens: Tenso
         q: (D, Hq, d), float32, float16 or bfloat16 (float64 in plain torch), not scaled.
         pages: (B, N, H, row) of one layer, any strides but the last, which is 1; Hq is a multiple of H.
         block_tables: (D, M) int32 or int64; what lies past a request's last block is not looked at.
-        seq_lens: (D,) int32 or int64, 0..M*N.
+        seq_lens: (D,) int32 or int64; below 0 counts as 0, beyond M*N as M*N.
         kv_format: "float32", "bfloat16", "fp8" or "nvfp4"; the last two are uint8 pages.
         scale: of the scores; None: d^-0.5.
         num_splits: programs that share a request's positions; None: as many as keep the GPU busy.
@@ -49,14 +50,16 @@ def paged_decode(q: Tensor, pages: Tensor, block_tables: Tensor, seq_lens: Tenso
     """
     _check(q, pages, block_tables, seq_lens, kv_format, num_splits)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    if not use_triton(backend, pages):
+    positions = block_tables.shape[1] * pages.shape[1]
+    by_kernel = use_triton(backend, pages)
+    if not q.numel() * positions * pages.shape[0]:
+        return q.new_zeros(q.shape)
+    if not by_kernel:
         return paged_decode_torch(q, pages, block_tables, seq_lens, kv_format, scale)
     if q.dtype == torch.float64:
         raise ValueError("q is float64, which the kernel does not multiply; use float32, or backend='torch'")
-    if not q.numel():
-        return q.new_empty(q.shape)
     if num_splits is None:
-        num_splits = choose_splits(q.shape[0] * pages.shape[2], block_tables.shape[1] * pages.shape[1], num_sms(q.device))
+        num_splits = choose_splits(q.shape[0] * pages.shape[2], positions, num_sms(q.device))
     return _launch(q, pages, block_tables, seq_lens, kv_format, scale, num_splits, one_launch)
 
 
@@ -117,7 +120,8 @@ def _launch(q: Tensor, pages: Tensor, block_tables: Tensor, seq_lens: Tensor, kv
         counters = torch.zeros(requests * heads, dtype=torch.int32, device=q.device)
     consts, options = kernels.arguments(kv_format, d, query_heads // heads, q.dtype == torch.float32, has_e2m1_convert(q.device), num_splits, one_launch)
     kernels.paged_decode_kernel[(requests, heads, num_splits)](
-        q, pages, block_tables, seq_lens.contiguous(), out, lse, means, maxima, totals, counters, scale, heads, pages.shape[0], pages.shape[1],
+        q, pages, block_tables, seq_lens.contiguous(), out, lse, means, maxima, totals, counters, scale,
+        block_tables.shape[1] * pages.shape[1], heads, pages.shape[0], pages.shape[1],
         q.stride(0), q.stride(1), *pages.stride()[:3], block_tables.stride(0), **consts, **options)
     if num_splits > 1 and not one_launch:
         merge_kernel[(rows,)](means, maxima, totals, out, lse, num_splits, d, consts["BLOCK"])
@@ -141,5 +145,5 @@ def _check(q: Tensor, pages: Tensor, block_tables: Tensor, seq_lens: Tensor, kv_
             raise ValueError(f"{name} must be {shape} int32 or int64 for {len(q)} requests; got {tuple(tensor.shape)} {tensor.dtype}")
     if devices := {x.device for x in (q, block_tables, seq_lens)} - {pages.device}:
         raise ValueError(f"q, block_tables and seq_lens must be on the device of pages, {pages.device}; got {', '.join(map(str, devices))}")
-    if num_splits is not None and num_splits < 1:
-        raise ValueError(f"num_splits={num_splits}: use at least 1, or None")
+    if num_splits is not None:
+        need_whole("num_splits", num_splits, 1)

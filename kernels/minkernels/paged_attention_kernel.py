@@ -84,7 +84,7 @@ def paged_decode_kernel(
     out, lse,  # (D, H * GROUP, HEAD_DIM) contiguous; (D, H * GROUP) float32, written where there are splits
     means, maxima, totals,  # (D * H * GROUP, NUM_SPLITS, HEAD_DIM), (D * H * GROUP, NUM_SPLITS) twice, float32; see merge_kernel
     counters,  # (D * H,) int32, zero before and after
-    scale, num_heads, num_blocks, block_size,
+    scale, num_positions, num_heads, num_blocks, block_size,  # positions: those that a block table has room for
     q_stride, q_head_stride, page_stride, row_stride, head_stride, table_stride,  # in elements
     FORMAT: tl.constexpr, HEAD_DIM: tl.constexpr, GROUP: tl.constexpr, NATIVE: tl.constexpr,
     OPERAND: tl.constexpr, PRECISION: tl.constexpr, NUM_SPLITS: tl.constexpr, ONE_LAUNCH: tl.constexpr,
@@ -99,7 +99,8 @@ def paged_decode_kernel(
     head = kv_head * GROUP + member
     q_first, q_second = _queries(q + request * q_stride + head.to(tl.int64) * q_head_stride, present, HEAD_DIM, FORMAT, OPERAND, BLOCK)
 
-    seq_len = tl.load(seq_lens + request).to(tl.int32)
+    seq_len = tl.load(seq_lens + request).to(tl.int64)
+    seq_len = tl.maximum(tl.minimum(seq_len, num_positions), 0).to(tl.int32)
     # Whole tiles a split, so that only the last one of the sequence has rows masked away.
     split_len = tl.cdiv(tl.cdiv(seq_len, NUM_SPLITS), BLOCK_N) * BLOCK_N
     end = tl.minimum((split + 1) * split_len, seq_len)
@@ -138,13 +139,13 @@ def paged_decode_kernel(
     row = request * num_heads * GROUP + head  # [HEADS]
     column = tl.arange(0, 2 * BLOCK if FORMAT == "nvfp4" else BLOCK)
     if NUM_SPLITS == 1:
-        inverse = tl.where(total > 0, 1.0 / tl.where(total > 0, total, 1.0), 0.0)
+        inverse = tl.where(total == 0, 0.0, 1.0 / tl.where(total == 0, 1.0, total))
         result = _in_order(mean * inverse[None, :], mean_odd * inverse[None, :], FORMAT, HEADS, BLOCK)
         tl.store(out + row[:, None] * HEAD_DIM + column[None, :], result.to(out.dtype.element_ty),
                  mask=column[None, :] < tl.where(present, HEAD_DIM, 0)[:, None])
     else:
         part = row * NUM_SPLITS + split
-        width = tl.where(present & (total > 0), HEAD_DIM, 0)
+        width = tl.where(present & (total != 0), HEAD_DIM, 0)
         tl.store(means + part[:, None] * HEAD_DIM + column[None, :], _in_order(mean, mean_odd, FORMAT, HEADS, BLOCK),
                  mask=column[None, :] < width[:, None])
         tl.store(maxima + part, largest, mask=present)
@@ -182,7 +183,7 @@ def _case(kv_format: str, arches: tuple[str, ...], native: bool = False, float_q
     signature = {
         "q": query, "pages": {"float32": "*fp32", "bfloat16": "*bf16"}.get(kv_format, "*u8"), "block_tables": "*i32", "seq_lens": "*i32", "out": query,
         **dict.fromkeys(("lse", "means", "maxima", "totals"), "*fp32"), "counters": "*i32", "scale": "fp32",
-        **dict.fromkeys(("num_heads", "num_blocks", "block_size", *strides, "table_stride"), "i32"), **dict.fromkeys(consts, "constexpr"),
+        **dict.fromkeys(("num_positions", "num_heads", "num_blocks", "block_size", *strides, "table_stride"), "i32"), **dict.fromkeys(consts, "constexpr"),
     }
     name = f"paged_decode {kv_format}{' native' if native else ''}{' float32 queries' if float_queries else ''}"
     wants = ("e2m1_convert",) * native + ("tensor_core",) * (not float_queries)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from .casts import FLOAT_TINY, PLAIN, as_bytes, finite, from_bytes, store
+from .checks import FLOATS, INDICES, need, need_whole
 from .fp4 import E4M3_MAX, GROUP, e4m3_decode, e4m3_encode, nvfp4_dequantize, nvfp4_quantize
 from .launch import use_triton
 
@@ -108,7 +109,7 @@ def quantize_rows(latent: Tensor, rope: Tensor, pages: Tensor, slots: Tensor, ro
     """Quantise tokens and store each in its slot of a paged cache; the kernel needs no host sync.
 
     Args:
-        latent, rope: (T, R), (T, P) float, any strides.
+        latent, rope: (T, R), (T, P) float32, float16 or bfloat16, any strides.
         pages: (B, N, row) uint8, any strides but the last, which is 1; overwritten where a slot says so.
         slots: (T,) int32 or int64, slot = block * N + offset, no two alike; an entry outside 0..B*N-1, such as -1, is written nowhere.
         row_format: one of ROW_FORMATS.
@@ -116,16 +117,20 @@ def quantize_rows(latent: Tensor, rope: Tensor, pages: Tensor, slots: Tensor, ro
             on a GPU where it is installed, else torch. Both give the same bytes.
 
     Raises:
-        ValueError: pages of the wrong type, width, stride or device, an unknown format or backend, or a 4-bit row whose R is no multiple of 16.
+        ValueError: an argument of the wrong type, shape, stride or device, an unknown format or backend, or a 4-bit row whose R is no
+            multiple of 16.
         ImportError: backend="triton" without Triton.
     """
+    need("latent", latent, ("tokens", "kv_lora_rank"), FLOATS, pages.device)
+    need("rope", rope, (latent.shape[0], "qk_rope_head_dim"), FLOATS, pages.device)
+    need("slots", slots, (latent.shape[0],), INDICES, pages.device)
     _check(pages, row_format, latent.shape[-1], rope.shape[-1])
     if not use_triton(backend, pages):
         return scatter(pages, slots, pack(latent, rope, row_format))
     from . import quantize_kernel as kernel
 
     latent, rope = (part if part.stride(-1) == 1 else part.contiguous() for part in (latent, rope))
-    if len(slots):
+    if len(slots) and pages.numel():
         kernel.quantize_rows_kernel[(len(slots),)](
             latent, rope, pages, slots.contiguous(), latent.stride(0), rope.stride(0), *pages_place(pages), FORMAT=row_format,
             **kernel.constants(latent.shape[-1], rope.shape[-1], latent.shape[-1] == INTERLEAVED_RANK), num_warps=kernel.NUM_WARPS)
@@ -137,7 +142,7 @@ def gather_dequant(pages: Tensor, slots: Tensor, row_format: str = "nvfp4_fp8_ds
 
     Args:
         pages, slots, row_format, backend: as in `quantize_rows`, slots (M,) in any order; an entry outside the pool gives zeros.
-        dtype: of the result; numbers beyond its range saturate. All values of the 4-bit and the unscaled format are exact in
+        dtype: of the result, float32, float16 or bfloat16; numbers beyond its range saturate. All values of the 4-bit and the unscaled format are exact in
             float16, bfloat16 and float32.
 
     Returns:
@@ -146,8 +151,11 @@ def gather_dequant(pages: Tensor, slots: Tensor, row_format: str = "nvfp4_fp8_ds
     Raises:
         ValueError, ImportError: as `quantize_rows`.
     """
+    need("slots", slots, ("entries",), INDICES, pages.device)
     _check(pages, row_format, kv_lora_rank, qk_rope_head_dim)
-    if not use_triton(backend, pages):
+    if dtype not in FLOATS:
+        raise ValueError(f"dtype={dtype}: use torch.float32, torch.float16 or torch.bfloat16")
+    if not use_triton(backend, pages) or not pages.numel():
         return gather_dequant_torch(pages, slots, row_format, kv_lora_rank, qk_rope_head_dim, dtype)
     from . import rows_kernel as kernel
 
@@ -176,8 +184,9 @@ def gather_to_fp8(pages: Tensor, slots: Tensor, kv_lora_rank: int = 512, qk_rope
     Returns:
         (M, R + P) uint8, zero bytes for an entry outside the pool.
     """
+    need("slots", slots, ("entries",), INDICES, pages.device)
     _check(pages, "nvfp4_fp8_ds_mla", kv_lora_rank, qk_rope_head_dim)
-    if not use_triton(backend, pages):
+    if not use_triton(backend, pages) or not pages.numel():
         return gather_to_fp8_torch(pages, slots, kv_lora_rank, qk_rope_head_dim)
     from . import rows_kernel as kernel
 
@@ -199,23 +208,27 @@ def gather_to_fp8_torch(pages: Tensor, slots: Tensor, kv_lora_rank: int, qk_rope
 
 def scatter(pages: Tensor, slots: Tensor, rows: Tensor) -> None:
     """Store rows (T, row) in their slots of pages (B, N, row), both of one dtype; waits for the device if that is a GPU."""
+    slots = slots.long()
     inside = (slots >= 0) & (slots < pages.shape[0] * pages.shape[1])
     if not inside.all():
         slots, rows = slots[inside], rows[inside]
+    if not len(slots):
+        return
     block_size = pages.shape[1]
     if pages.stride(0) == block_size * pages.stride(1):  # one stride from slot to slot: no division, one copy a row
         flat = pages.as_strided((pages.shape[0] * block_size, pages.shape[2]), pages.stride()[1:])
-        flat.index_copy_(0, slots.long(), rows)
+        flat.index_copy_(0, slots, rows)
     else:
-        slots = slots.long()
         pages[slots // block_size, slots % block_size] = rows
 
 
 def _take(pages: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
-    """(M, row) rows of the listed slots, and where a slot is outside the pool (M, 1); the row is then the first one."""
+    """(M, row) rows of the listed slots, and where a slot is outside the pool (M, 1); the row is then the first one, or zeros in an empty pool."""
     block_size = pages.shape[1]
     slots = slots.long()
     missing = (slots < 0) | (slots >= pages.shape[0] * block_size)
+    if not pages.numel():
+        return pages.new_zeros(len(slots), pages.shape[2]), missing.unsqueeze(1)
     slots = slots.masked_fill(missing, 0)
     return pages[slots // block_size, slots % block_size], missing.unsqueeze(1)
 
@@ -223,6 +236,8 @@ def _take(pages: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
 def _check(pages: Tensor, row_format: str, rank: int, rope: int) -> None:
     if row_format not in ROW_FORMATS:
         raise ValueError(f"row_format='{row_format}': use one of {', '.join(ROW_FORMATS)}")
+    need_whole("kv_lora_rank", rank, 1)
+    need_whole("qk_rope_head_dim", rope, 0)
     if row_format == "nvfp4_fp8_ds_mla" and rank % GROUP:
         raise ValueError(f"kv_lora_rank={rank}: a 4-bit row needs a multiple of {GROUP}")
     width = {"nvfp4_fp8_ds_mla": rank // 2 + rope + rank // GROUP, "fp8": rank + rope,

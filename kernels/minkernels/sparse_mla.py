@@ -13,6 +13,7 @@ from typing import Callable
 import torch
 from torch import Tensor
 
+from .checks import need_whole
 from .launch import use_triton
 from .rows import gather_to_fp8, unpack
 
@@ -107,14 +108,14 @@ def _read(pages: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
     flat = slots.masked_fill(missing, 0).long().flatten()
     if blocks * block_size == 0:
         rows = pages.new_zeros(len(flat), width)
-    elif pages.stride(0) % max(1, pages.stride(1)):
+    elif not pages.stride(1) or pages.stride(0) % pages.stride(1):
         rows = pages[flat // block_size, flat % block_size]
     else:
         # Blocks lie a whole number of rows apart, so one row index does: index_select copies whole rows, several times faster on a CPU.
         step = pages.stride(0) // pages.stride(1)
         every = pages.as_strided(((blocks - 1) * step + block_size, width), pages.stride()[1:])
         rows = every.index_select(0, flat if step == block_size else flat // block_size * step + flat % block_size)
-    rows.masked_fill_(missing.view(-1, 1), 0)  # row 0 stood in for no entry; what is in it may be no number
+    rows.masked_fill_(missing.reshape(-1, 1), 0)  # row 0 stood in for no entry; what is in it may be no number
     return rows.view(*slots.shape, width), missing
 
 
@@ -127,7 +128,8 @@ def _stage(pages: Tensor, slots: Tensor, rank: int, rope: int, backend: str) -> 
 
 
 def _check(q: Tensor, pages: Tensor, slots: Tensor, rank: int, row_format: str, path: str, num_splits: int | None) -> None:
-    if q.dim() != 3 or q.dtype not in QUERY_DTYPES or q.stride(-1) != 1 or not 0 < rank <= q.shape[-1]:
+    need_whole("kv_lora_rank", rank, 1)
+    if q.dim() != 3 or q.dtype not in QUERY_DTYPES or q.stride(-1) != 1 or rank > q.shape[-1]:
         raise ValueError(f"q must be (tokens, heads, {rank} + rope) float32, float16 or bfloat16 with contiguous rows; "
                          f"got {tuple(q.shape)} {q.dtype}, strides {q.stride()}")
     rope = q.shape[-1] - rank
@@ -149,5 +151,5 @@ def _check(q: Tensor, pages: Tensor, slots: Tensor, rank: int, row_format: str, 
         raise ValueError(f"q, pages and slots must be on one device; got {q.device}, {pages.device} and {slots.device}")
     if path not in ("native", "staged") or (path == "staged" and row_format != "nvfp4_fp8_ds_mla"):
         raise ValueError(f"path='{path}' with row_format='{row_format}': use native, or staged with nvfp4_fp8_ds_mla")
-    if num_splits is not None and num_splits < 1:
-        raise ValueError(f"num_splits={num_splits}: use 1 or more, or None to have it chosen")
+    if num_splits is not None:
+        need_whole("num_splits", num_splits, 1)

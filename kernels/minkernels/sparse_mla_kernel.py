@@ -205,12 +205,12 @@ def sparse_mla_kernel(
 
     row = token * num_heads + head  # [HEADS]
     if NUM_SPLITS == 1:
-        inverse = tl.where(total > 0, 1.0 / tl.where(total > 0, total, 1.0), 0.0)[:, None]
+        inverse = tl.where(total == 0, 0.0, 1.0 / tl.where(total == 0, 1.0, total))[:, None]
         _store_halves(out + row * RANK, present, mean_a * inverse, mean_b * inverse, FORMAT, RANK, HALF)
         tl.store(lse + row, log_sum_exp(largest, total), mask=present)
     else:
         part = row * NUM_SPLITS + split
-        _store_halves(means + part * RANK, present & (total > 0), mean_a, mean_b, FORMAT, RANK, HALF)
+        _store_halves(means + part * RANK, present & (total != 0), mean_a, mean_b, FORMAT, RANK, HALF)
         tl.store(maxima + part, largest, mask=present)
         tl.store(totals + part, total, mask=present)
         if ONE_LAUNCH:
