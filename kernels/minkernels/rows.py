@@ -237,7 +237,7 @@ def _check(pages: Tensor, row_format: str, rank: int, rope: int) -> None:
     if row_format not in ROW_FORMATS:
         raise ValueError(f"row_format='{row_format}': use one of {', '.join(ROW_FORMATS)}")
     need_whole("kv_lora_rank", rank, 1)
-    need_whole("qk_rope_head_dim", rope, 0)
+    need_whole("qk_rope_head_dim", rope, 1)
     if row_format == "nvfp4_fp8_ds_mla" and rank % GROUP:
         raise ValueError(f"kv_lora_rank={rank}: a 4-bit row needs a multiple of {GROUP}")
     width = {"nvfp4_fp8_ds_mla": rank // 2 + rope + rank // GROUP, "fp8": rank + rope,

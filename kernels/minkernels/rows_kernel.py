@@ -116,7 +116,7 @@ def constants(kv_lora_rank: int, qk_rope_head_dim: int, interleaved: bool) -> di
     """The compile-time arguments of both kernels for rows of that shape; gather_dequant has FORMAT besides."""
     return {
         "RANK": kv_lora_rank, "ROPE": qk_rope_head_dim, "INTERLEAVED": interleaved,
-        "RANK_BLOCK": max(triton.next_power_of_2(kv_lora_rank), FP8_GROUP.value), "ROPE_BLOCK": max(1, triton.next_power_of_2(qk_rope_head_dim)),
+        "RANK_BLOCK": max(triton.next_power_of_2(kv_lora_rank), FP8_GROUP.value), "ROPE_BLOCK": triton.next_power_of_2(qk_rope_head_dim),
     }
 
 
