@@ -212,8 +212,6 @@ def scatter(pages: Tensor, slots: Tensor, rows: Tensor) -> None:
     inside = (slots >= 0) & (slots < pages.shape[0] * pages.shape[1])
     if not inside.all():
         slots, rows = slots[inside], rows[inside]
-    if not len(slots):
-        return
     block_size = pages.shape[1]
     if pages.stride(0) == block_size * pages.stride(1):  # one stride from slot to slot: no division, one copy a row
         flat = pages.as_strided((pages.shape[0] * block_size, pages.shape[2]), pages.stride()[1:])
