@@ -28,8 +28,8 @@ def test_a_position_of_grouped_heads_is_read_once(kv_format):
     """Of all four query heads of a group together: K and V, and their scales."""
     case = all_cases()[f"paged_decode {kv_format}"]
     tile, size, row = case.constants["BLOCK_N"], 16, 512
-    numbers = {"num_heads": 8, "num_blocks": 1000, "block_size": size, "q_stride": 4096, "q_head_stride": 128, "page_stride": size * 8 * row,
-               "row_stride": 8 * row, "head_stride": row, "table_stride": 64}
+    numbers = {"num_positions": 64 * size, "num_heads": 8, "num_blocks": 1000, "block_size": size, "q_stride": 4096, "q_head_stride": 128,
+               "page_stride": size * 8 * row, "row_stride": 8 * row, "head_stride": row, "table_stride": 64}
     lists = {"block_tables": np.arange(7, 7 + 2 * 64, 2), "seq_lens": np.array([8 * tile])}  # a tile for each of eight splits
     code = compile_case(case, "sm_90a").asm["ttir"]
     found = touched(code, [name for name, kind in case.signature.items() if kind != "constexpr"], lists, numbers, program=(0, 3, 0))
