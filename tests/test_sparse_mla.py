@@ -113,6 +113,12 @@ def check_one(name, options, arguments):
     return check(name, options, **arguments)
 
 
+@pytest.mark.parametrize("name, heads, block_size", [("nvfp4_fp8_ds_mla", 16, 16), ("fp8_ds_mla", 8, 256), ("fp8", 128, 64), ("nvfp4_fp8_ds_mla", 64, 1024)])
+def test_a_list_as_long_as_glm_hands_out(name, heads, block_size):
+    """2,048 entries, some of them none, of blocks small and large, split as the kernel would by itself."""
+    interpreted(check_one, name, dict(backend="triton"), dict(rank=512, rope=64, tokens=1, heads=heads, entries=2048, block_size=block_size))
+
+
 def test_many_heads():
     interpreted(check_one, "nvfp4_fp8_ds_mla", dict(backend="triton"), dict(heads=128, tokens=1, entries=33))
 
