@@ -92,15 +92,24 @@ def difference(ours: Outcomes, baseline: Outcomes, resamples: int = RESAMPLES, s
     return found
 
 
-def _estimate(values: np.ndarray, counts: Sequence[int], resamples: int, seed: int) -> Estimate:
-    """values (n,), counts (C,) questions of each context; a resample is C contexts drawn with replacement, its mean one over their questions."""
+def _estimate(values: np.ndarray, counts: Sequence[int], resamples: int,
+              seed: int) -> Estimate:
+    """values (n,), counts (C,) questions of each context.
+
+    A resample is C contexts drawn with replacement, its mean one over their questions.
+    """
     if len(counts) < 2 or min(counts) < 1 or resamples < 1:
-        raise ValueError(f"{len(counts)} contexts: use at least two, each with a question, and at least one resample")
+        raise ValueError(f"{len(counts)} contexts: use at least two, each with a "
+                         "question, and at least one resample")
     counts = np.asarray(counts)
     totals = np.add.reduceat(values, np.cumsum(counts) - counts)  # (C,)
-    # Contexts alike in total and count are drawn as one kind: the same resamples, whatever the contexts' order, and far fewer numbers.
-    kinds, alike = np.unique(np.stack((totals, counts), axis=1), axis=0, return_counts=True)  # (K, 2), (K,)
-    drawn = np.random.default_rng(seed).multinomial(len(counts), alike / len(counts), size=resamples)  # (resamples, K) times drawn
+    # Contexts alike in total and count are drawn as one kind: the same resamples,
+    # whatever the contexts' order, and far fewer numbers.
+    pairs = np.stack((totals, counts), axis=1)  # (C, 2)
+    kinds, alike = np.unique(pairs, axis=0, return_counts=True)  # (K, 2), (K,)
+    draw = np.random.default_rng(seed)
+    drawn = draw.multinomial(len(counts), alike / len(counts), resamples)  # (resamples, K)
     means = (drawn @ kinds[:, 0]) / (drawn @ kinds[:, 1])
     low, high = np.quantile(means, (TAIL, 1 - TAIL))
-    return Estimate(float(values.mean()), float(low), float(high), int(counts.sum()), len(counts))
+    return Estimate(float(values.mean()), float(low), float(high), int(counts.sum()),
+                    len(counts))

@@ -37,8 +37,10 @@ class Roofline:
         return "memory" if self.memory_s >= self.compute_s else "compute"
 
 
-def roofline(flops: float, nbytes: float, peak_flops_s: float, bandwidth_bytes_s: float) -> Roofline:
-    """The time that arithmetic and memory traffic each need on a machine of those peaks (Williams et al., 2009)."""
+def roofline(flops: float, nbytes: float, peak_flops_s: float,
+             bandwidth_bytes_s: float) -> Roofline:
+    """The time that arithmetic and memory traffic each need on a machine of those
+    peaks (Williams et al., 2009)."""
     return Roofline(flops / peak_flops_s, nbytes / bandwidth_bytes_s)
 
 

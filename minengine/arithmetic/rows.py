@@ -126,17 +126,21 @@ def sessions_held(capacity_tokens: float, session_tokens: float) -> int:
     return int(capacity_tokens // session_tokens)
 
 
-def untouched_state(capacity_ratio: float, row_before: int = 576, row_after: int = 352) -> float:
-    """Bytes a token and layer that did not shrink, from how many more tokens fit after the row did.
+def untouched_state(capacity_ratio: float, row_before: int = 576,
+                    row_after: int = 352) -> float:
+    """Bytes a token and layer that did not shrink, from how many more tokens fit
+    after the row did.
 
-    Solves (row_before + x) / (row_after + x) = capacity_ratio for x; 1.495 gives about 100.
+    Solves (row_before + x) / (row_after + x) = capacity_ratio for x; 1.495 gives
+    about 100.
 
     Raises:
         ValueError: a ratio that is not above 1, or above what the rows alone give.
     """
     if not 1 < capacity_ratio <= row_before / row_after:
         limit = row_before / row_after
-        raise ValueError(f"capacity_ratio={capacity_ratio}: rows of {row_before} and {row_after} bytes give a ratio above 1 and at most {limit:.4g}")
+        raise ValueError(f"capacity_ratio={capacity_ratio}: rows of {row_before} and "
+                         f"{row_after} bytes give a ratio above 1 and at most {limit:.4g}")
     return (row_before - capacity_ratio * row_after) / (capacity_ratio - 1)
 
 
