@@ -8,7 +8,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-__all__ = ["NO_TRITON", "has_e2m1_convert", "interpreted", "num_sms", "use_triton"]
+__all__ = ["NO_TRITON", "has_e2m1_convert", "has_e4m3_convert", "interpreted", "num_sms", "use_triton"]
 
 NO_TRITON = "Triton is not installed, so the Triton kernels cannot run here; install it with: pip install 'minengine[kernels]'"
 INTERPRETER_SMS = 4  # the interpreter runs one program after another; four make splits and their merge happen in tests
@@ -49,6 +49,11 @@ def interpreted() -> bool:
 def has_e2m1_convert(device: torch.device) -> bool:
     """Whether the GPU has an instruction that turns E2M1 pairs into float16 (Blackwell's data-center cards)."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 10
+
+
+def has_e4m3_convert(device: torch.device) -> bool:
+    """Whether the GPU has an instruction that turns E4M3 pairs into float16 (Ada and newer)."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
 
 
 def num_sms(device: torch.device) -> int:

@@ -19,7 +19,8 @@ from .checks import FLOATS, INDICES, need, need_whole
 from .fp4 import E4M3_MAX, GROUP, e4m3_decode, e4m3_encode, nvfp4_dequantize, nvfp4_quantize
 from .launch import use_triton
 
-__all__ = ["ROW_FORMATS", "gather_dequant", "gather_dequant_torch", "gather_to_fp8", "gather_to_fp8_torch", "pack", "pages_place", "quantize_rows", "scatter", "unpack"]
+__all__ = ["ROW_FORMATS", "gather_dequant", "gather_dequant_torch", "gather_to_fp8", "gather_to_fp8_torch", "pack", "pages_place", "quantize_rows",
+           "row_width", "scatter", "take", "unpack"]
 
 INTERLEAVED_RANK = 512
 FP8_DS_MLA_GROUP = 128  # values that share one FP32 scale
@@ -171,9 +172,8 @@ def gather_dequant(pages: Tensor, slots: Tensor, row_format: str = "nvfp4_fp8_ds
 def gather_dequant_torch(pages: Tensor, slots: Tensor, row_format: str, kv_lora_rank: int, qk_rope_head_dim: int,
                          dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """What `gather_dequant` must return, in plain torch."""
-    rows, missing = _take(pages, slots)
-    latent, rope = unpack(rows, row_format, kv_lora_rank, qk_rope_head_dim, dtype)
-    return latent.masked_fill(missing, 0), rope.masked_fill(missing, 0)
+    rows, _ = take(pages, slots)  # zero bytes are zeros in every format
+    return unpack(rows, row_format, kv_lora_rank, qk_rope_head_dim, dtype)
 
 
 def gather_to_fp8(pages: Tensor, slots: Tensor, kv_lora_rank: int = 512, qk_rope_head_dim: int = 64, backend: str = "auto") -> Tensor:
@@ -200,10 +200,10 @@ def gather_to_fp8(pages: Tensor, slots: Tensor, kv_lora_rank: int = 512, qk_rope
 
 def gather_to_fp8_torch(pages: Tensor, slots: Tensor, kv_lora_rank: int, qk_rope_head_dim: int) -> Tensor:
     """What `gather_to_fp8` must return, in plain torch."""
-    rows, missing = _take(pages, slots)
+    rows, _ = take(pages, slots)
     latent, _ = unpack(rows, "nvfp4_fp8_ds_mla", kv_lora_rank, qk_rope_head_dim)
     rope = rows[:, kv_lora_rank // 2 :][:, :qk_rope_head_dim]  # E4M3 in both rows
-    return torch.cat((e4m3_encode(latent), rope), dim=-1).masked_fill(missing, 0)
+    return torch.cat((e4m3_encode(latent), rope), dim=-1)
 
 
 def scatter(pages: Tensor, slots: Tensor, rows: Tensor) -> None:
@@ -220,15 +220,30 @@ def scatter(pages: Tensor, slots: Tensor, rows: Tensor) -> None:
         pages[slots // block_size, slots % block_size] = rows
 
 
-def _take(pages: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
-    """(M, row) rows of the listed slots, and where a slot is outside the pool (M, 1); the row is then the first one, or zeros in an empty pool."""
-    block_size = pages.shape[1]
-    slots = slots.long()
-    missing = (slots < 0) | (slots >= pages.shape[0] * block_size)
-    if not pages.numel():
-        return pages.new_zeros(len(slots), pages.shape[2]), missing.unsqueeze(1)
-    slots = slots.masked_fill(missing, 0)
-    return pages[slots // block_size, slots % block_size], missing.unsqueeze(1)
+def take(pages: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
+    """The listed rows of pages (B, N, row): slots (...) -> (..., row), zeros for no entry, and (...) bool, True for no entry.
+
+    It never waits for a device.
+    """
+    blocks, block_size, width = pages.shape
+    missing = (slots < 0) | (slots >= blocks * block_size)
+    flat = slots.masked_fill(missing, 0).long().flatten()
+    if blocks * block_size == 0:
+        rows = pages.new_zeros(len(flat), width)
+    elif not pages.stride(1) or pages.stride(0) % pages.stride(1):
+        rows = pages[flat // block_size, flat % block_size]
+    else:
+        # Blocks lie a whole number of rows apart, so one row index does: index_select copies whole rows, several times faster on a CPU.
+        step = pages.stride(0) // pages.stride(1)
+        every = pages.as_strided(((blocks - 1) * step + block_size, width), pages.stride()[1:])
+        rows = every.index_select(0, flat if step == block_size else flat // block_size * step + flat % block_size)
+    rows.masked_fill_(missing.reshape(-1, 1), 0)  # row 0 stood in for no entry; what is in it may be no number
+    return rows.view(*slots.shape, width), missing
+
+
+def row_width(row_format: str, rank: int, rope: int) -> int:
+    """Elements of a row of a known format: bytes where it is packed, values where it is plain."""
+    return {"nvfp4_fp8_ds_mla": rank // 2 + rope + rank // GROUP, "fp8_ds_mla": rank + _scale_bytes(rank) + 2 * rope}.get(row_format, rank + rope)
 
 
 def _check(pages: Tensor, row_format: str, rank: int, rope: int) -> None:
@@ -238,8 +253,7 @@ def _check(pages: Tensor, row_format: str, rank: int, rope: int) -> None:
     need_whole("qk_rope_head_dim", rope, 1)
     if row_format == "nvfp4_fp8_ds_mla" and rank % GROUP:
         raise ValueError(f"kv_lora_rank={rank}: a 4-bit row needs a multiple of {GROUP}")
-    width = {"nvfp4_fp8_ds_mla": rank // 2 + rope + rank // GROUP, "fp8": rank + rope,
-             "fp8_ds_mla": rank + _scale_bytes(rank) + 2 * rope}[row_format]
+    width = row_width(row_format, rank, rope)
     if pages.dtype != torch.uint8 or pages.dim() != 3 or pages.shape[-1] != width or pages.stride(-1) != 1:
         got = f"{tuple(pages.shape)} {pages.dtype}, strides {pages.stride()}"
         raise ValueError(f"pages must be (blocks, block_size, {width}) uint8 with contiguous rows; got {got}")

@@ -13,14 +13,13 @@ from typing import Callable
 import torch
 from torch import Tensor
 
-from .checks import need_whole
+from .casts import PLAIN
+from .checks import FLOATS, need_whole
 from .launch import use_triton
-from .rows import gather_to_fp8, unpack
+from .rows import ROW_FORMATS, gather_to_fp8, row_width, take, unpack
 
 __all__ = ["choose_splits", "sparse_mla_decode", "sparse_mla_decode_torch"]
 
-PLAIN = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-QUERY_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 MAX_SPLITS = 64
 SPLIT_COST = 1.5  # tiles whose time a split costs beyond its own tiles: its queries, its part of the result, the merge
 RUN_VALUES = {"cpu": 1 << 21, "cuda": 1 << 26}  # intermediate values of a run of queries in plain torch
@@ -89,7 +88,7 @@ def sparse_mla_decode_torch(q: Tensor, pages: Tensor, slots: Tensor, kv_lora_ran
     run = max(1, RUN_VALUES[q.device.type] // max(1, slots.shape[1] * (width + heads)))
     for start in range(0, tokens, run):
         part = slice(start, start + run)
-        rows, missing = _read(pages, slots[part])  # (r, K, row), (r, K)
+        rows, missing = take(pages, slots[part])  # (r, K, row), (r, K)
         latent, rope = dequantize(rows)  # (r, K, R), (r, K, P)
         q_latent, q_rope = q[part].float().split((kv_lora_rank, width - kv_lora_rank), dim=-1)  # (r, H, R), (r, H, P)
         scores = torch.baddbmm(torch.bmm(q_rope, rope.mT), q_latent, latent.mT)  # (r, H, K)
@@ -99,24 +98,6 @@ def sparse_mla_decode_torch(q: Tensor, pages: Tensor, slots: Tensor, kv_lora_ran
         out[part] = torch.bmm(scores.sub_(total).exp_(), latent)
         lse[part] = total.squeeze(-1)
     return out, lse
-
-
-def _read(pages: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
-    """slots (r, K) -> (r, K, row), zeros for no entry, and (r, K) bool, True for no entry."""
-    blocks, block_size, width = pages.shape
-    missing = (slots < 0) | (slots >= blocks * block_size)
-    flat = slots.masked_fill(missing, 0).long().flatten()
-    if blocks * block_size == 0:
-        rows = pages.new_zeros(len(flat), width)
-    elif not pages.stride(1) or pages.stride(0) % pages.stride(1):
-        rows = pages[flat // block_size, flat % block_size]
-    else:
-        # Blocks lie a whole number of rows apart, so one row index does: index_select copies whole rows, several times faster on a CPU.
-        step = pages.stride(0) // pages.stride(1)
-        every = pages.as_strided(((blocks - 1) * step + block_size, width), pages.stride()[1:])
-        rows = every.index_select(0, flat if step == block_size else flat // block_size * step + flat % block_size)
-    rows.masked_fill_(missing.reshape(-1, 1), 0)  # row 0 stood in for no entry; what is in it may be no number
-    return rows.view(*slots.shape, width), missing
 
 
 def _stage(pages: Tensor, slots: Tensor, rank: int, rope: int, backend: str) -> tuple[Tensor, Tensor]:
@@ -129,17 +110,15 @@ def _stage(pages: Tensor, slots: Tensor, rank: int, rope: int, backend: str) -> 
 
 def _check(q: Tensor, pages: Tensor, slots: Tensor, rank: int, row_format: str, path: str, num_splits: int | None) -> None:
     need_whole("kv_lora_rank", rank, 1)
-    if q.dim() != 3 or q.dtype not in QUERY_DTYPES or q.stride(-1) != 1 or rank > q.shape[-1]:
+    if q.dim() != 3 or q.dtype not in FLOATS or q.stride(-1) != 1 or rank > q.shape[-1]:
         raise ValueError(f"q must be (tokens, heads, {rank} + rope) float32, float16 or bfloat16 with contiguous rows; "
                          f"got {tuple(q.shape)} {q.dtype}, strides {q.stride()}")
     rope = q.shape[-1] - rank
-    widths = {"nvfp4_fp8_ds_mla": rank // 2 + rope + rank // 16, "fp8": rank + rope, "fp8_ds_mla": rank + 4 * -(-rank // 128) + 2 * rope,
-              "bfloat16": rank + rope, "float32": rank + rope}
-    if row_format not in widths:
-        raise ValueError(f"row_format='{row_format}': use one of {', '.join(widths)}")
+    if row_format not in ROW_FORMATS and row_format not in PLAIN:
+        raise ValueError(f"row_format='{row_format}': use one of {', '.join((*ROW_FORMATS, *PLAIN))}")
     if row_format == "nvfp4_fp8_ds_mla" and rank % 16:
         raise ValueError(f"kv_lora_rank={rank}: rows of {row_format} are groups of 16 values; use a multiple of 16")
-    dtype, width = PLAIN.get(row_format, torch.uint8), widths[row_format]
+    dtype, width = PLAIN.get(row_format, torch.uint8), row_width(row_format, rank, rope)
     if pages.dtype != dtype or pages.dim() != 3 or pages.shape[-1] != width or pages.stride(-1) != 1:
         raise ValueError(f"pages must be (blocks, block_size, {width}) {dtype} with contiguous rows for row_format='{row_format}'; "
                          f"got {tuple(pages.shape)} {pages.dtype}, strides {pages.stride()}")

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from .aot_case import ARCHITECTURES, Case
-from .launch import has_e2m1_convert, num_sms
+from .launch import has_e2m1_convert, has_e4m3_convert, num_sms
 from .merge_kernel import INFINITY, LOG2E, is_last, log_sum_exp, merge_kernel, merge_rows
 from .numbers_kernel import decode_bf16, decode_e2m1_pairs, decode_e4m3
 from .sparse_mla import choose_splits
@@ -246,11 +246,6 @@ def constants(kv_lora_rank: int, rope: int, row_format: str, float32: bool, nati
         "NATIVE_E4M3": native_e4m3, "OPERAND": tl.float32 if float32 else tl.float16, "PRECISION": "ieee" if float32 else None,
         "HALF": max(16, triton.next_power_of_2(-(-kv_lora_rank // 2))), "ROPE_BLOCK": max(16, triton.next_power_of_2(rope)),
     }
-
-
-def has_e4m3_convert(device: torch.device) -> bool:
-    """Whether the GPU has an instruction that turns E4M3 pairs into float16 (Ada and newer)."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
 
 
 def launch(q: torch.Tensor, pages: torch.Tensor, slots: torch.Tensor, kv_lora_rank: int, row_format: str, num_splits: int | None,
