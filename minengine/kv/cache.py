@@ -117,10 +117,6 @@ class KVCache:
         else:
             self._indexer_pages[full_index].write(slots, self.indexer_fmt.quantize(keys))
 
-    def read_indexer_blocks(self, full_index: int, block_ids: Tensor) -> Tensor:
-        """block_ids (..., n) -> (..., n*N, d)."""
-        return self.indexer_fmt.dequantize(self._indexer_pages[full_index].read_blocks(block_ids), self.dtype)
-
     def _typed(self, fmt: RowFormat | IndexerFormat, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> Tensor:
         """The byte view's twin in the format's storage dtype; its channels are `storage_width` elements."""
         size = fmt.storage_dtype.itemsize

@@ -81,8 +81,8 @@ class LatentAttention:
         parts = []  # (H, tokens, R) each, in the batch's order
         if batch.num_decodes:
             part = slice(0, batch.num_decodes)
-            choice = self._choice_for_decodes(x[part], c_q[part], cis[part], batch, kv)
-            parts.append(self._decode(q_latent[:, part], q_rope[:, part], choice, batch, kv))
+            slots = self._slots_for_decodes(x[part], c_q[part], cis[part], batch, kv)  # (D, K)
+            parts.append(self._by_list(q_latent[:, part], q_rope[:, part], slots, kv))
         for number, chunk in enumerate(batch.prefills):
             part = slice(chunk.start, chunk.end)
             choice = self._choice_for_chunk(x[part], c_q[part], cis[part], number, batch, kv)
@@ -91,28 +91,28 @@ class LatentAttention:
         values = torch.bmm(latent, self.w_uv).transpose(0, 1).flatten(1)  # (T, H * value)
         return residual.addmm_(values, self.out)
 
-    def _choice_for_decodes(self, x: Tensor, c_q: Tensor, cis: Tensor, batch: Batch, kv: KVCache) -> Tensor | None:
-        """(D, K) positions; None: every visible token. A full layer chooses, shared layers find its choice in the scratch."""
+    def _slots_for_decodes(self, x: Tensor, c_q: Tensor, cis: Tensor, batch: Batch, kv: KVCache) -> Tensor:
+        """(D, K) slots of the rows that each decode attends to, -1 for none.
+
+        A full layer chooses and shared layers find its list in the scratch; where every visible token is attended to, so do all layers.
+        """
+        scratch, tables = batch.scratch, batch.decode_block_tables
         if batch.max_decode_len <= self.top_k:
-            return None
+            if "every slot" not in scratch:
+                scratch["every slot"] = _slots(_first(batch.decode_seq_lens, batch.max_decode_len), tables, kv.block_size)
+            return scratch["every slot"]
         if self.indexer is not None:
-            batch.scratch["decode choice"] = self.indexer.choose_for_decodes(x, c_q, cis, batch, kv)
-        return batch.scratch["decode choice"]
+            scratch["chosen slots"] = _slots(self.indexer.choose_for_decodes(x, c_q, cis, batch, kv), tables, kv.block_size)
+        return scratch["chosen slots"]
 
     def _choice_for_chunk(self, x: Tensor, c_q: Tensor, cis: Tensor, number: int, batch: Batch, kv: KVCache) -> Tensor | None:
-        """The same for the `number`-th prefill chunk: (n, K), or None."""
+        """(n, K) positions for the `number`-th prefill chunk; None: every visible token. Shared layers reuse a full one's choice."""
         chunk = batch.prefills[number]
         if chunk.context_len + x.shape[0] <= self.top_k:
             return None
         if self.indexer is not None:
             batch.scratch["chunk choice", number] = self.indexer.choose_for_chunk(x, c_q, cis, chunk, kv)
         return batch.scratch["chunk choice", number]
-
-    def _decode(self, q_latent: Tensor, q_rope: Tensor, choice: Tensor | None, batch: Batch, kv: KVCache) -> Tensor:
-        """One query a request: (H, D, R), (H, D, rope) -> (H, D, R). Every shape is known without a device sync."""
-        if choice is None:
-            choice = _first(batch.decode_seq_lens, batch.max_decode_len)  # (D, S)
-        return self._by_list(q_latent, q_rope, _slots(choice, batch.decode_block_tables, kv.block_size), kv)
 
     def _prefill(self, q_latent: Tensor, q_rope: Tensor, choice: Tensor | None, chunk: PrefillChunk, kv: KVCache) -> Tensor:
         """Neighbouring queries of one request: (H, n, R), (H, n, rope) -> (H, n, R).
@@ -148,7 +148,10 @@ class LatentAttention:
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
 
     def _by_list(self, q_latent: Tensor, q_rope: Tensor, slots: Tensor, kv: KVCache) -> Tensor:
-        """Each query over the rows in its list: (H, n, R), (H, n, rope), slots (n, K) with -1 for none -> (H, n, R)."""
+        """Each query over the rows in its list: (H, n, R), (H, n, rope), slots (n, K) with -1 for none -> (H, n, R).
+
+        Every shape is known without a device sync.
+        """
         q = torch.cat((q_latent, q_rope), dim=-1).transpose(0, 1)  # (n, H, R + rope)
         pages = kv.pages(self.layer)[:, :, 0]  # (B, N, row)
         if kv.backend == "triton":
