@@ -26,6 +26,12 @@ def browser():
         browser.close()
 
 
+def unnamed_controls(page, root):
+    """How many inputs and buttons inside `root` a screen reader has no name for."""
+    return page.locator(f"{root} input, {root} textarea, {root} button").evaluate_all(
+        "(all) => all.filter((control) => !control.labels?.length && !control.ariaLabel && !control.textContent).length")
+
+
 class QuietHandler(http.server.SimpleHTTPRequestHandler):
     def log_message(self, *args):
         pass

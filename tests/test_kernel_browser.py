@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from browsing import Watched, browser, served  # noqa: F401  (a fixture)
+from browsing import Watched, browser, served, unnamed_controls  # noqa: F401  (a fixture)
 from small_book import cell, small_book
 
 from minengine.arithmetic import CARDS, DECODE_ROWS, Card, decode_floor
@@ -281,9 +281,7 @@ def test_the_keyboard_is_enough_and_results_are_spoken(browser, book):  # noqa: 
         kernel.root.get_by_role("button", name="Reset").focus()
         page.keyboard.press("Enter")
         assert kernel.times() == shown(DEFAULT)
-        unnamed = page.evaluate("""() => [...document.querySelectorAll(".kf input, .kf button")]
-            .filter((control) => !control.labels?.length && !control.ariaLabel && !control.textContent).length""")
-        assert unnamed == 0 and not watched.wrong
+        assert unnamed_controls(page, ".kf") == 0 and not watched.wrong
 
 
 @pytest.mark.parametrize("width", [1280, 360])

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from browsing import Watched, browser, served  # noqa: F401  (a fixture)
+from browsing import Watched, browser, served, unnamed_controls  # noqa: F401  (a fixture)
 from small_book import cell, small_book
 
 from minengine.simulate.answer import answer
@@ -303,9 +303,7 @@ def test_the_keyboard_is_enough_and_results_are_spoken(browser, book):  # noqa: 
         steps.root.get_by_role("button", name="Reset").focus()
         page.keyboard.press("Enter")
         assert steps.numbers() == shown()
-        unnamed = page.evaluate("""() => [...document.querySelectorAll(".st input, .st button")]
-            .filter((control) => !control.labels?.length && !control.ariaLabel && !control.textContent).length""")
-        assert unnamed == 0 and not watched.wrong
+        assert unnamed_controls(page, ".st") == 0 and not watched.wrong
 
 
 @pytest.mark.parametrize("width", [1280, 360])

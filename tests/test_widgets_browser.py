@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from browsing import Watched, browser, served  # noqa: F401  (a fixture)
+from browsing import Watched, browser, served, unnamed_controls  # noqa: F401  (a fixture)
 from row_cases import DEFAULTS, HEADS, LATENT, LLAMA, expected, expected_of_config, plain, random_config, random_state, shown
 from small_book import cell, small_book
 
@@ -287,9 +287,7 @@ def test_the_keyboard_is_enough_and_results_are_spoken(browser, book):  # noqa: 
         widget.root.get_by_role("button", name="Reset").focus()
         page.keyboard.press("Enter")
         assert widget.numbers() == shown({**DEFAULTS, "kv_cache_dtype": "nvfp4_fp8_ds_mla"})
-        unnamed = page.evaluate("""() => [...document.querySelectorAll(".rb input, .rb textarea, .rb button")]
-            .filter((control) => !control.labels?.length && !control.ariaLabel && !control.textContent).length""")
-        assert unnamed == 0 and not watched.wrong
+        assert unnamed_controls(page, ".rb") == 0 and not watched.wrong
 
 
 @pytest.mark.parametrize("width", [1280, 360])
