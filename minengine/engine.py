@@ -10,20 +10,28 @@ from __future__ import annotations
 import time
 from numbers import Integral
 from random import Random
-from typing import Any, Callable, Iterable, Mapping, Sequence
+from typing import Any, Callable, Iterable, Mapping, NamedTuple, Sequence
 
 import torch
 
 from .config import KERNEL_DTYPES, ConfigError, EngineArgs, ModelConfig
 from .kv.blocks import BlockPool
 from .kv.cache import KVCache, cache_layout
-from .request import Request, RequestError, RequestOutput, SamplingParams
+from .request import OutputKind, Request, RequestError, RequestOutput, SamplingParams
 from .runner import ModelRunner, StepTimes
 from .schedule import Scheduler
 
-__all__ = ["LLMEngine"]
+__all__ = ["LLMEngine", "Prompt"]
 
 DEFAULT_KV_BYTES = 256 << 20
+
+
+class Prompt(NamedTuple):
+    """A prompt that `read_prompt` has read."""
+
+    text: str | None
+    token_ids: list[int]
+    cache_salt: str | None
 
 
 class LLMEngine:
@@ -66,18 +74,17 @@ class LLMEngine:
 
     # --- requests -------------------------------------------------------------------------------------------
 
-    def add_request(self, request_id: str, prompt: str | Sequence[int] | Mapping[str, Any], params: SamplingParams | None = None, *,
-                    cache_salt: str | None = None, stream: bool = False) -> Request:
-        """Queue one request. `prompt` is a text, a list of token ids, or vLLM's dict form with
-        `prompt` or `prompt_token_ids` and an optional `cache_salt`. With `stream` every step's output carries the text so far;
-        without it the text is decoded once, at the end.
+    def add_request(self, request_id: str, prompt: str | Sequence[int] | Mapping[str, Any] | Prompt, params: SamplingParams | None = None, *,
+                    cache_salt: str | None = None, output_kind: OutputKind = OutputKind.FINAL_ONLY) -> Request:
+        """Queue one request. `prompt` is whatever `read_prompt` takes, or what it returned. Text is decoded token by token for outputs
+        that come with every step; for a final one it is decoded once, at the end.
 
         Raises:
             RequestError: the request can never be served; nothing was queued.
         """
         if request_id in self.requests:
             raise RequestError(f"request_id={request_id!r}: is in use by an unfinished request; choose another")
-        text, ids, salt = self._read_prompt(prompt)
+        text, ids, salt = prompt if isinstance(prompt, Prompt) else self.read_prompt(prompt)
         salt = salt if cache_salt is None else cache_salt
         if salt is not None and not isinstance(salt, str):
             raise RequestError(f"cache_salt={salt!r}: use a string")
@@ -86,8 +93,8 @@ class LLMEngine:
             raise RequestError("stop: this model has no tokenizer, so stop strings cannot be seen; use stop_token_ids")
         request = Request(request_id, ids, params, max_model_len=self.max_model_len,
                           eos_token_ids=self.config.eos_token_ids, arrival_s=self.clock(),
-                          cache_salt=salt, prompt=text, stream=stream, seed=self._seeds.getrandbits(64))
-        if self.tokenizer is not None and (stream or params.stop):
+                          cache_salt=salt, prompt=text, output_kind=output_kind, seed=self._seeds.getrandbits(64))
+        if self.tokenizer is not None and (output_kind is not OutputKind.FINAL_ONLY or params.stop):
             request.detokenizer = self.tokenizer.stream_decoder()
         self.scheduler.add(request)
         self.requests[request_id] = request
@@ -133,7 +140,7 @@ class LLMEngine:
                     logprob.decoded_token = self.tokenizer.decode([token], skip_special_tokens=False)
             if request.finished:
                 del self.requests[request.request_id]
-            if request.finished or request.stream:
+            if request.finished or request.output_kind is not OutputKind.FINAL_ONLY:
                 outputs.append(self._output(request))
         for request in failed:
             del self.requests[request.request_id]
@@ -168,7 +175,13 @@ class LLMEngine:
         held = 0 if request.finished else _open_stop(request.text, request.params.stop)
         return RequestOutput.of(request, request.text[: len(request.text) - held])
 
-    def _read_prompt(self, prompt: str | Sequence[int] | Mapping[str, Any]) -> tuple[str | None, list[int], str | None]:
+    def read_prompt(self, prompt: str | Sequence[int] | Mapping[str, Any]) -> Prompt:
+        """Check and tokenize a prompt: a text, a list of token ids, or vLLM's dict form with `prompt` or `prompt_token_ids` and an
+        optional `cache_salt`. Changes nothing, so any thread may call it, and a long text need not hold up a step.
+
+        Raises:
+            RequestError: it is none of these.
+        """
         salt = None
         if isinstance(prompt, Mapping):
             extra = set(prompt) - {"prompt", "prompt_token_ids", "cache_salt"}
@@ -183,7 +196,7 @@ class LLMEngine:
                 prompt.encode()
             except UnicodeEncodeError as error:
                 raise RequestError(f"prompt: character {error.start} is half of a surrogate pair, which no text contains; remove it") from error
-            return prompt, self.tokenizer.encode(prompt), salt
+            return Prompt(prompt, self.tokenizer.encode(prompt), salt)
         tokens = list(prompt) if isinstance(prompt, Iterable) else [None]
         if not all(isinstance(token, Integral) and not isinstance(token, bool) for token in tokens):
             raise RequestError(f"prompt: use a text, a list of token ids or a dict; got {str(prompt)[:80]!r}")
@@ -191,7 +204,7 @@ class LLMEngine:
         bad = next((token for token in ids if not 0 <= token < self.config.vocab_size), None)
         if bad is not None:
             raise RequestError(f"prompt_token_ids: {bad} is not a token; ids go from 0 to {self.config.vocab_size - 1}")
-        return None, ids, salt
+        return Prompt(None, ids, salt)
 
     # --- what can be seen from outside ----------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from typing import Any, Iterator, Mapping, Sequence
 
 from .config import EngineArgs
 from .engine import LLMEngine
-from .request import RequestError, RequestOutput, SamplingParams
+from .request import OutputKind, RequestError, RequestOutput, SamplingParams
 
 __all__ = ["CacheInfo", "LLM"]
 
@@ -59,7 +59,7 @@ class LLM:
         added: list[str] = []
         try:
             for prompt, p in zip(many, params):
-                added.append(self._add(prompt, p, stream=False))
+                added.append(self._add(prompt, p, OutputKind.FINAL_ONLY))
             return [self._next_output(request_id) for request_id in added]  # without streaming there is one output, the last
         finally:  # a refused prompt or Ctrl-C leaves nothing behind
             for request_id in added:
@@ -67,7 +67,7 @@ class LLM:
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
         """Serve one prompt; yields the output so far after each token. Closing the iterator aborts the request."""
-        request_id = self._add(prompt, sampling_params, stream=True)
+        request_id = self._add(prompt, sampling_params, OutputKind.CUMULATIVE)
         try:
             finished = False
             while not finished:
@@ -77,9 +77,9 @@ class LLM:
         finally:
             self._drop(request_id)
 
-    def _add(self, prompt: Prompt, params: SamplingParams | None, *, stream: bool) -> str:
+    def _add(self, prompt: Prompt, params: SamplingParams | None, output_kind: OutputKind) -> str:
         request_id = f"request-{next(self._ids)}"
-        self.llm_engine.add_request(request_id, prompt, params, stream=stream)
+        self.llm_engine.add_request(request_id, prompt, params, output_kind=output_kind)
         self._inbox[request_id] = deque()
         return request_id
 

@@ -10,7 +10,7 @@ from enum import Enum
 from random import Random
 from typing import Any
 
-__all__ = ["CompletionOutput", "Logprob", "Request", "RequestError", "RequestOutput", "SamplingParams", "Status", "Timeline"]
+__all__ = ["CompletionOutput", "Logprob", "OutputKind", "Request", "RequestError", "RequestOutput", "SamplingParams", "Status", "Timeline"]
 
 
 GREEDY_BELOW = 1e-5  # temperatures at which dividing by them leaves nothing but the best token, or overflows
@@ -74,6 +74,14 @@ class SamplingParams:
         demand(self.logprobs is None or 0 <= whole("logprobs") <= 50, "logprobs", "use 0 to 50, or None")
 
 
+class OutputKind(Enum):
+    """What each output of a request carries; vLLM's `RequestOutputKind`."""
+
+    CUMULATIVE = "cumulative"  # one a step: everything so far
+    DELTA = "delta"  # one a step: what is new since the last
+    FINAL_ONLY = "final_only"  # one, at the end
+
+
 class Status(Enum):
     WAITING = "waiting"  # in the queue, holds no block (new, or preempted)
     RUNNING = "running"  # holds the blocks of all its tokens
@@ -122,12 +130,13 @@ class Request:
     __slots__ = (
         "request_id", "params", "prompt", "token_ids", "num_prompt_tokens", "num_tokens", "num_computed_tokens", "num_cached_tokens",
         "max_num_tokens", "stop_ids", "block_ids", "capacity", "block_hashes", "num_hashed_blocks", "cache_salt", "status",
-        "finish_reason", "stop_reason", "error", "timeline", "rng", "logprobs", "detokenizer", "text", "stream",
+        "finish_reason", "stop_reason", "error", "timeline", "rng", "logprobs", "detokenizer", "text", "output_kind", "sent",
+        "prompt_token_ids",
     )
 
     def __init__(self, request_id: str, prompt_token_ids: list[int], params: SamplingParams, *, max_model_len: int,
                  eos_token_ids: tuple[int, ...] = (), arrival_s: float = 0.0, cache_salt: str | None = None,
-                 prompt: str | None = None, stream: bool = False, seed: int | None = None) -> None:
+                 prompt: str | None = None, output_kind: OutputKind = OutputKind.FINAL_ONLY, seed: int | None = None) -> None:
         if not prompt_token_ids:
             raise RequestError("prompt: is empty; send at least one token")
         if len(prompt_token_ids) >= max_model_len:
@@ -136,6 +145,7 @@ class Request:
         self.request_id = request_id
         self.params = params
         self.prompt = prompt
+        self.prompt_token_ids = prompt_token_ids  # as given, for every output to refer to: never changed
         self.token_ids = list(prompt_token_ids)  # prompt, then output
         self.num_prompt_tokens = self.num_tokens = len(prompt_token_ids)
         self.num_computed_tokens = 0  # tokens whose KV is in the cache
@@ -157,7 +167,8 @@ class Request:
         self.logprobs: list[dict[int, Logprob]] | None = None if params.logprobs is None else []
         self.detokenizer: Any = None
         self.text = ""
-        self.stream = stream
+        self.output_kind = output_kind
+        self.sent = (0, 0)  # characters and tokens of the output that deltas have carried so far
 
     @property
     def output_token_ids(self) -> list[int]:
@@ -204,7 +215,11 @@ class RequestOutput:
 
     @classmethod
     def of(cls, request: Request, text: str) -> "RequestOutput":
-        completion = CompletionOutput(0, text, request.output_token_ids, request.finish_reason, request.stop_reason,
-                                      None if request.logprobs is None else list(request.logprobs))
-        return cls(request.request_id, request.prompt, request.token_ids[: request.num_prompt_tokens], [completion],
-                   request.finished, request.num_cached_tokens, request.timeline, request.error)
+        """The output of a request whose text to show, by now, is `text`; for a delta, what of it was not shown before."""
+        characters, tokens = request.sent
+        completion = CompletionOutput(0, text[characters:], request.token_ids[request.num_prompt_tokens + tokens:], request.finish_reason,
+                                      request.stop_reason, None if request.logprobs is None else request.logprobs[tokens:])
+        if request.output_kind is OutputKind.DELTA:
+            request.sent = (len(text), request.num_tokens - request.num_prompt_tokens)
+        return cls(request.request_id, request.prompt, request.prompt_token_ids, [completion], request.finished, request.num_cached_tokens,
+                   request.timeline, request.error)

@@ -7,6 +7,7 @@ import pytest
 
 from minengine import LLM, ConfigError, RequestError, SamplingParams
 from minengine.cli import main
+from minengine.request import OutputKind
 
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0)
 
@@ -72,6 +73,21 @@ def test_streamed_text_never_shrinks_before_a_stop_string(llm):
     stop = whole[6:14]
     seen = [out.outputs[0].text for out in llm.stream(prompt, SamplingParams(max_tokens=16, temperature=0.0, stop=[stop]))]
     assert all(b.startswith(a) for a, b in zip(seen, seen[1:])) and seen[-1] == whole[: whole.find(stop)]
+
+
+@pytest.mark.parametrize("options", [{}, {"stop": ["France", "the capital of"]}, {"logprobs": 2}])
+def test_deltas_joined_are_the_final_output(llm, options):
+    params = SamplingParams(max_tokens=24, temperature=0.0, **options)
+    whole = llm.generate("The capital of France is", params)[0].outputs[0]
+    engine = llm.llm_engine
+    engine.add_request("deltas", "The capital of France is", params, output_kind=OutputKind.DELTA)
+    parts = []
+    while engine.has_unfinished_requests():
+        parts += [out.outputs[0] for out in engine.step()]
+    assert len(parts) > 1 and parts[-1].finish_reason == whole.finish_reason and not any(part.finish_reason for part in parts[:-1])
+    assert "".join(part.text for part in parts) == whole.text
+    assert sum((part.token_ids for part in parts), []) == whole.token_ids
+    assert whole.logprobs == (None if whole.logprobs is None else sum((part.logprobs for part in parts), []))
 
 
 def test_half_a_surrogate_pair_is_refused(llm):
