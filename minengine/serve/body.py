@@ -1,0 +1,112 @@
+"""Request bodies as this server takes them: JSON, strictly. Endpoints with a body use `APIRouter(route_class=JsonRoute)`.
+
+FastAPI's own reading lets duplicate keys, NaN, lone surrogates and bottomless nesting through to code that then fails.
+"""
+from __future__ import annotations
+
+import json
+import math
+from typing import Any, Callable, NoReturn
+
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
+
+from .errors import ApiError
+
+__all__ = ["JsonRoute", "parse_json"]
+
+
+class JsonRoute(APIRoute):
+    """A route whose body is read by `parse_json`."""
+
+    def get_route_handler(self) -> Callable[[Request], Any]:
+        handler = super().get_route_handler()
+
+        async def strict(request: Request) -> Response:
+            return await handler(_JsonRequest(request.scope, request.receive))
+
+        return strict
+
+
+class _JsonRequest(Request):
+    async def body(self) -> bytes:
+        if self.method == "POST":
+            kind = self.headers.get("content-type", "").split(";")[0].strip().lower()
+            # A page of another origin can send a form or plain text to a loopback server unasked; for JSON its browser asks first.
+            if kind != "application/json":
+                raise ApiError(415, f"Content-Type={kind!r}: the body is read as JSON; send Content-Type: application/json", code="unsupported_media_type")
+        return await super().body()
+
+    async def json(self) -> Any:
+        if not hasattr(self, "_json"):
+            self._json = parse_json(await self.body(), self.app.state.server.limits.max_json_depth)
+        return self._json
+
+
+def parse_json(body: bytes, max_depth: int) -> Any:
+    """The value of a JSON text in UTF-8.
+
+    Raises:
+        ApiError: 400. It is no JSON; it holds a key twice, NaN, an infinite number, half of a surrogate pair, or more than
+            `max_depth` levels.
+    """
+    try:
+        value = json.loads(body.decode("utf-8"), object_pairs_hook=_object, parse_constant=_no_number, parse_float=_finite)
+    except UnicodeDecodeError as error:
+        raise _refuse(f"byte {error.start} is not UTF-8; send the text in UTF-8") from None
+    except json.JSONDecodeError as error:
+        raise _refuse(f"is not JSON ({error.msg} at line {error.lineno}, column {error.colno}); send one JSON object") from None
+    except RecursionError:
+        raise _refuse(f"is nested deeper than {max_depth} levels; flatten it") from None
+    except ValueError:  # a number of more digits than Python converts
+        raise _refuse("holds a number of thousands of digits; send smaller numbers") from None
+    # Both checks walk the whole value, and both are needed only if these bytes are there.
+    if body.count(b"[") + body.count(b"{") > max_depth or b"\\u" in body:
+        _check(value, max_depth)
+    return value
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))
+        raise _refuse(f"holds the key {twice[:60]!r} twice in one object; send it once")
+    return value
+
+
+def _no_number(name: str) -> NoReturn:
+    raise _refuse(f"holds {name}, which is no JSON number; leave the field out or send a number")
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if math.isinf(number):
+        raise _refuse(f"holds the number {digits[:24]}, which no float can hold; send a smaller one")
+    return number
+
+
+def _check(value: Any, max_depth: int) -> None:
+    """Level by level, without recursion: depth, and text that has no UTF-8."""
+    level, depth = [value], 0
+    while level:
+        depth += 1
+        if depth > max_depth + 1:  # the last level may hold plain values
+            raise _refuse(f"is nested deeper than {max_depth} levels; flatten it")
+        inner: list[Any] = []
+        for node in level:
+            if isinstance(node, dict):
+                inner += node
+                inner += node.values()
+            elif isinstance(node, list):
+                inner += node
+            elif isinstance(node, str):
+                try:
+                    node.encode()
+                except UnicodeEncodeError:
+                    raise _refuse("holds half of a surrogate pair (\\ud800 to \\udfff alone), which no text contains; remove it") from None
+        level = inner
+
+
+def _refuse(what: str) -> ApiError:
+    return ApiError(400, f"body: {what}", code="invalid_json")

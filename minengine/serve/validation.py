@@ -1,0 +1,72 @@
+"""Pydantic's errors as one sentence that names the field and the remedy."""
+from __future__ import annotations
+
+from typing import Any, Sequence
+
+from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
+
+from ..request import RequestError
+
+__all__ = ["first_error"]
+
+SHOWN = 60  # characters of a bad value in a message
+
+Path = tuple[str | int, ...]
+
+
+def first_error(error: RequestValidationError | ValidationError) -> tuple[str | None, str]:
+    """(dotted field, sentence) of one field at fault.
+
+    A union's members complain one by one: of those about the first field the deepest one counts, since the member that got
+    furthest is the one that was meant, and what several ask of the same value is joined by "or".
+    """
+    found = [_locate(one, error) for one in error.errors()]
+    deepest = max((path for path, _, _ in found if path[:1] == found[0][0][:1]), key=len)
+    complaints = [(value, one) for path, value, one in found if path == deepest]
+    param = ".".join(map(str, deepest)) or None
+    value, one = complaints[0]
+    if one["type"] == "value_error" and isinstance(cause := one.get("ctx", {}).get("error"), RequestError):
+        return param or str(cause).split(":")[0].split("=")[0], str(cause)
+    name = param or "body"
+    if one["type"] == "missing":
+        return param, f"{name}: is missing; {'add it' if param else 'send a JSON object'}"
+    if one["type"] == "extra_forbidden":
+        return param, f"{name}: is not a field that this server knows; remove it or check its spelling"
+    wanted = " or ".join(dict.fromkeys(_wanted(one) for _, one in complaints))
+    return param, f"{name}={_short(value)}: {wanted}"
+
+
+def _locate(one: Any, error: RequestValidationError | ValidationError) -> tuple[Path, Any, Any]:
+    """Where in the body it is, and the value there. Names of union members stand in pydantic's path and are left out: they are
+    no keys of the body."""
+    loc: Sequence[str | int] = one["loc"]
+    if not isinstance(error, RequestValidationError) or loc[:1] != ("body",):
+        return tuple(loc[1:] if isinstance(error, RequestValidationError) else loc), one.get("input"), one
+    path: list[str | int] = []
+    here: Any = error.body
+    for part in loc[1:]:
+        if isinstance(here, dict) and part in here or isinstance(here, list) and isinstance(part, int) and part < len(here):
+            here = here[part]
+        elif not (one["type"] == "missing" and part is loc[-1]):
+            continue
+        path.append(part)
+    return tuple(path), here, one
+
+
+def _wanted(one: Any) -> str:
+    """"Input should be X" as a remedy, "use X"; pydantic's other sentences as they are."""
+    message = one["msg"].removeprefix("Value error, ")
+    for start, remedy in (("Input should be less", "use a value less"), ("Input should be greater", "use a value greater"), ("Input should be ", "use ")):
+        if message.startswith(start):
+            return remedy + message.removeprefix(start)
+    return message[:1].lower() + message[1:] + ("" if ";" in message else "; mend the value")
+
+
+def _short(value: Any) -> str:
+    """A value as it is named in a sentence; large ones are not rendered whole only to be cut."""
+    if isinstance(value, (dict, list)):
+        return "{...}" if isinstance(value, dict) and value else f"[{len(value)} items]" if value else repr(value)
+    if isinstance(value, str):
+        return repr(value[:SHOWN]) + ("..." if len(value) > SHOWN else "")
+    return repr(value)[:SHOWN]
