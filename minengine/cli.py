@@ -1,4 +1,4 @@
-"""`minengine generate | chat | doctor | train-mini | accuracy`: the engine from a terminal. Errors go to stderr in one sentence, exit code 2."""
+"""`minengine generate | chat | serve | doctor | train-mini | accuracy`: the engine from a terminal. Errors go to stderr in one sentence, exit code 2."""
 from __future__ import annotations
 
 import argparse
@@ -9,6 +9,7 @@ from typing import Any, Sequence
 
 from .config import ConfigError, EngineArgs
 from .request import RequestError, RequestOutput, SamplingParams
+from .serve.args import SERVE_PACKAGES, add_serve_flags, serve_args
 
 __all__ = ["main"]
 
@@ -45,6 +46,13 @@ def _parser() -> argparse.ArgumentParser:
     _add_options(chat, max_tokens=256, temperature=0.0)
     chat.set_defaults(run=_chat)
 
+    serve = commands.add_parser("serve", help="answer OpenAI's API over HTTP, with a chat page at /")
+    _add_model(serve)
+    _add_engine_options(serve)
+    serve.add_argument("--seed", type=int, default=0, help="for requests that bring none (default: 0)")
+    add_serve_flags(serve)
+    serve.set_defaults(run=_serve)
+
     doctor = commands.add_parser("doctor", help="say what this machine can run, and how to mend what it cannot")
     doctor.set_defaults(run=_doctor)
 
@@ -62,14 +70,22 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_options(parser: argparse.ArgumentParser, **defaults: Any) -> None:
+def _add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="smollm2", help="a name from `minengine doctor`, or a local Hugging Face directory (default: smollm2)")
+
+
+def _add_options(parser: argparse.ArgumentParser, **defaults: Any) -> None:
+    _add_model(parser)
     sampling = parser.add_argument_group("sampling")
     for name, kind in _SAMPLING.items():
         default = defaults.get(name, getattr(SamplingParams(), name))
         sampling.add_argument("--" + name.replace("_", "-"), type=kind, default=default, help=f"default: {default}")
     sampling.add_argument("--stop", action="append", help="end before this text; may be given more than once")
     sampling.add_argument("--ignore-eos", action="store_true")
+    _add_engine_options(parser)
+
+
+def _add_engine_options(parser: argparse.ArgumentParser) -> None:
     engine = parser.add_argument_group("engine")
     for f in fields(EngineArgs):
         if f.name in ("model", "seed"):
@@ -82,10 +98,15 @@ def _add_options(parser: argparse.ArgumentParser, **defaults: Any) -> None:
             engine.add_argument(flag, type=kind, default=f.default, help=f"default: {f.default}")
 
 
+def _engine_args(args: argparse.Namespace) -> dict[str, Any]:
+    """Fields of EngineArgs but its seed: `--seed` of `generate` and `chat` is their requests'."""
+    return {f.name: getattr(args, f.name) for f in fields(EngineArgs) if f.name != "seed"}
+
+
 def _llm(args: argparse.Namespace):
     from .llm import LLM
 
-    return LLM(args.model, **{f.name: getattr(args, f.name) for f in fields(EngineArgs) if f.name not in ("model", "seed")})
+    return LLM(**_engine_args(args))
 
 
 def _params(args: argparse.Namespace) -> SamplingParams:
@@ -157,6 +178,16 @@ def _chat(args: argparse.Namespace) -> int:
             continue
         messages.append({"role": "assistant", "content": answer})
     return 0
+
+
+def _serve(args: argparse.Namespace) -> int:
+    try:
+        from .serve.server import run
+    except ModuleNotFoundError as error:
+        if error.name not in SERVE_PACKAGES:
+            raise
+        raise ConfigError(f"serve: the package {error.name} is not installed; install it with: pip install 'minengine[serve]'") from error
+    return run(serve_args(args, EngineArgs(**_engine_args(args), seed=args.seed)))
 
 
 def _train_mini(args: argparse.Namespace) -> int:

@@ -1,37 +1,57 @@
-"""The application: what all endpoints share, and what stands between them and the network."""
+"""The application: the endpoints, what stands before them, and the document that describes them."""
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Any
 
+from fastapi import FastAPI
+
+from .. import __version__
+from ..async_llm import AsyncLLM
 from .args import ServeArgs
-from .errors import ApiError
-from .limits import ServeLimits
+from .errors import ERROR_RESPONSES, install_handlers
+from .gate import Gate
+from .metrics import ServerMetrics
+from .state import ServerState
 
-if TYPE_CHECKING:
-    from ..async_llm import AsyncLLM
-    from .metrics import ServerMetrics
+from . import chat, completions, routes  # after ServerState, which they share with this module
 
-__all__ = ["ServeArgs", "ServerState"]
+__all__ = ["ServeArgs", "ServerState", "create_app"]
 
 
-@dataclass
-class ServerState:
-    """What endpoints find at `request.app.state.server`."""
+def create_app(engine: AsyncLLM, args: ServeArgs) -> FastAPI:
+    """The server of one engine; `app.state.server` is its ServerState.
 
-    engine: AsyncLLM
-    args: ServeArgs
-    limits: ServeLimits
-    metrics: ServerMetrics
-    started_s: float = field(default_factory=time.time)  # seconds since 1970
-    draining: bool = False  # SIGTERM has come: no new requests
+    Raises:
+        ConfigError: a file that `args` names cannot be used.
+    """
+    state = ServerState(engine, args, args.limits, ServerMetrics(engine, args.model_name))
+    # FastAPI's own pages for the document load scripts from elsewhere; the document itself stays.
+    app = FastAPI(title="minengine", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False, responses=ERROR_RESPONSES)
+    app.state.server = state
+    app.add_middleware(Gate, state=state)
+    install_handlers(app)
+    for part in (chat, completions, routes):
+        app.include_router(part.router)
+    _describe(app, with_keys=args.api_key_file is not None)
+    return app
 
-    @property
-    def model_name(self) -> str:
-        return self.args.model_name
 
-    def check_model(self, model: str | None) -> None:
-        """Raise a 404 unless `model` is the one served; None, as in a request without a model, is."""
-        if model not in (None, self.model_name):
-            raise ApiError(404, f"model={model[:80]!r}: is not served here; use {self.model_name!r}", "model", "model_not_found")
+def _describe(app: FastAPI, *, with_keys: bool) -> None:
+    """Make /openapi.json tell what is so: a body that does not validate gets 400, never FastAPI's 422; keys are asked for if there are any."""
+    build = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            document = build()
+            for path, operations in document["paths"].items():
+                for operation in operations.values():
+                    operation["responses"].pop("422", None)
+                    if with_keys and path not in ("/", "/health"):
+                        operation["security"] = [{"key": []}]
+            for name in ("ValidationError", "HTTPValidationError"):
+                document["components"]["schemas"].pop(name, None)
+            if with_keys:
+                document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        return app.openapi_schema
+
+    app.openapi = openapi

@@ -8,7 +8,9 @@ from pathlib import Path
 from ..config import ConfigError, EngineArgs
 from .limits import ServeLimits
 
-__all__ = ["ServeArgs", "add_serve_flags", "serve_args"]
+__all__ = ["SERVE_PACKAGES", "ServeArgs", "add_serve_flags", "serve_args"]
+
+SERVE_PACKAGES = ("fastapi", "starlette", "pydantic", "pydantic_core", "uvicorn", "prometheus_client")  # of the extra `serve`
 
 TOOL_CALL_PARSERS = ("glm", "llama")
 

@@ -90,23 +90,23 @@ def _check(value: Any, max_depth: int) -> None:
     """Level by level, without recursion: depth, and text that has no UTF-8."""
     level, depth = [value], 0
     while level:
-        depth += 1
-        if depth > max_depth + 1:  # the last level may hold plain values
-            raise _refuse(f"is nested deeper than {max_depth} levels; flatten it")
         inner: list[Any] = []
         for node in level:
-            if isinstance(node, dict):
-                inner += node
-                inner += node.values()
-            elif isinstance(node, list):
-                inner += node
-            elif isinstance(node, str):
+            if isinstance(node, str):
                 try:
                     node.encode()
                 except UnicodeEncodeError:
                     raise _refuse("holds half of a surrogate pair (\\ud800 to \\udfff alone), which no text contains; remove it") from None
+            elif isinstance(node, dict):
+                inner += node
+                inner += node.values()
+            elif isinstance(node, list):
+                inner += node
+        depth += any(isinstance(node, (dict, list)) for node in level)
+        if depth > max_depth:
+            raise _refuse(f"is nested deeper than {max_depth} levels; flatten it")
         level = inner
 
 
 def _refuse(what: str) -> ApiError:
-    return ApiError(400, f"body: {what}", code="invalid_json")
+    return ApiError(400, f"body: {what}", "body", "invalid_json")

@@ -3,7 +3,7 @@
     ApiError            raised by the server's own code: a status, a sentence, the field
     RequestError        a bad value that the engine or a check found: 400, `param` is the sentence's leading field name
     validation errors   pydantic's: 400, `param` is the dotted path in the body; FastAPI's own 422 never leaves this server
-    EngineOverloaded    429 with Retry-After; EngineDead: 503
+    EngineOverloaded    429 with Retry-After; EngineDraining and EngineDead: 503
     anything else       500, which says nothing of its cause to a client
 
 The sentence is always `field=value: what is wrong; remedy`.
@@ -20,6 +20,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 
+from ..async_llm import EngineDead, EngineDraining, EngineOverloaded
 from ..request import RequestError
 from .validation import first_error
 
@@ -84,10 +85,10 @@ def api_error(error: Exception) -> ApiError:
         return ApiError(400, message, param)
     if isinstance(error, HTTPException):
         return _http_error(error)
-    from ..async_llm import EngineDead, EngineOverloaded
-
     if isinstance(error, EngineOverloaded):
         return ApiError(429, str(error), code="rate_limit_exceeded", headers={"Retry-After": str(max(1, math.ceil(error.retry_after_s)))})
+    if isinstance(error, EngineDraining):
+        return ApiError(503, str(error), code="draining", headers={"Retry-After": "1"})
     if isinstance(error, EngineDead):
         return ApiError(503, str(error), code="engine_dead")
     return ApiError(500, "the server failed at this request and has logged where; it is not the request's fault", code="internal_error")
@@ -100,12 +101,10 @@ def error_response(error: Exception) -> JSONResponse:
 
 def install_handlers(app: FastAPI) -> None:
     """Every exception that reaches the app goes through `error_response`; unexpected ones belong to the outermost middleware."""
-    from ..async_llm import EngineDead, EngineOverloaded
-
     async def answer(request: Request, error: Exception) -> JSONResponse:
         return error_response(error)
 
-    for kind in (HTTPException, RequestError, RequestValidationError, ValidationError, EngineOverloaded, EngineDead):
+    for kind in (HTTPException, RequestError, RequestValidationError, ValidationError, EngineOverloaded, EngineDraining, EngineDead):
         app.add_exception_handler(kind, answer)
 
 

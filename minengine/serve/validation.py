@@ -11,12 +11,17 @@ from ..request import RequestError
 __all__ = ["first_error"]
 
 SHOWN = 60  # characters of a bad value in a message
+REMEDIES = {  # pydantic's words for these are about Python
+    "model_attributes_type": "send a JSON object", "model_type": "send a JSON object", "dict_type": "use an object", "list_type": "use a list",
+    "string_type": "use a text", "int_type": "use a whole number", "int_from_float": "use a whole number", "float_type": "use a number",
+    "bool_type": "use true or false", "none_required": "leave it out",
+}
 
 Path = tuple[str | int, ...]
 
 
-def first_error(error: RequestValidationError | ValidationError) -> tuple[str | None, str]:
-    """(dotted field, sentence) of one field at fault.
+def first_error(error: RequestValidationError | ValidationError) -> tuple[str, str]:
+    """(dotted field, sentence) of one field at fault; the field is "body" where it is all of it.
 
     A union's members complain one by one: of those about the first field the deepest one counts, since the member that got
     furthest is the one that was meant, and what several ask of the same value is joined by "or".
@@ -24,17 +29,16 @@ def first_error(error: RequestValidationError | ValidationError) -> tuple[str | 
     found = [_locate(one, error) for one in error.errors()]
     deepest = max((path for path, _, _ in found if path[:1] == found[0][0][:1]), key=len)
     complaints = [(value, one) for path, value, one in found if path == deepest]
-    param = ".".join(map(str, deepest)) or None
+    param = ".".join(map(str, deepest)) or "body"
     value, one = complaints[0]
     if one["type"] == "value_error" and isinstance(cause := one.get("ctx", {}).get("error"), RequestError):
-        return param or str(cause).split(":")[0].split("=")[0], str(cause)
-    name = param or "body"
+        return param, str(cause)
     if one["type"] == "missing":
-        return param, f"{name}: is missing; {'add it' if param else 'send a JSON object'}"
+        return param, f"{param}: is missing; {'add it' if deepest else 'send a JSON object'}"
     if one["type"] == "extra_forbidden":
-        return param, f"{name}: is not a field that this server knows; remove it or check its spelling"
+        return param, f"{param}: is not a field that this server knows; remove it or check its spelling"
     wanted = " or ".join(dict.fromkeys(_wanted(one) for _, one in complaints))
-    return param, f"{name}={_short(value)}: {wanted}"
+    return param, f"{param}={_short(value)}: {wanted}"
 
 
 def _locate(one: Any, error: RequestValidationError | ValidationError) -> tuple[Path, Any, Any]:
@@ -45,10 +49,10 @@ def _locate(one: Any, error: RequestValidationError | ValidationError) -> tuple[
         return tuple(loc[1:] if isinstance(error, RequestValidationError) else loc), one.get("input"), one
     path: list[str | int] = []
     here: Any = error.body
-    for part in loc[1:]:
+    for at, part in enumerate(loc[1:], 1):
         if isinstance(here, dict) and part in here or isinstance(here, list) and isinstance(part, int) and part < len(here):
             here = here[part]
-        elif not (one["type"] == "missing" and part is loc[-1]):
+        elif one["type"] != "missing" or at < len(loc) - 1:
             continue
         path.append(part)
     return tuple(path), here, one
@@ -56,6 +60,8 @@ def _locate(one: Any, error: RequestValidationError | ValidationError) -> tuple[
 
 def _wanted(one: Any) -> str:
     """"Input should be X" as a remedy, "use X"; pydantic's other sentences as they are."""
+    if one["type"] in REMEDIES:
+        return REMEDIES[one["type"]]
     message = one["msg"].removeprefix("Value error, ")
     for start, remedy in (("Input should be less", "use a value less"), ("Input should be greater", "use a value greater"), ("Input should be ", "use ")):
         if message.startswith(start):

@@ -1,0 +1,113 @@
+"""`minengine serve`: a socket, an engine, and uvicorn between them; and an end that cuts nobody off."""
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import sys
+from types import FrameType
+
+import uvicorn
+
+from ..async_llm import AsyncLLM
+from ..config import ConfigError
+from .app import create_app
+from .args import ServeArgs
+from .auth import is_loopback
+from .state import ServerState
+
+__all__ = ["ServeArgs", "run"]
+
+IDLE_CONNECTION_S = 75  # longer than clients keep theirs in a pool, so that it is they who close
+LAST_BYTES_S = 5  # for answers that have ended, and clients that read slowly, once the engine has nothing left
+OPEN_FILES = 65536  # a stream is a file; many systems give 1,024 unless asked
+
+
+def run(args: ServeArgs) -> int:
+    """Serve until SIGTERM or SIGINT; returns the exit code.
+
+    Raises:
+        ConfigError: the address is taken or is none of this machine's, or the engine or a file of `args` cannot be used.
+    """
+    listening = _bind(args.host, args.port)  # before the model is loaded: a taken port is found at once
+    with listening:
+        engine = AsyncLLM.from_engine_args(args.engine, max_num_waiting=args.max_num_waiting)
+        app = create_app(engine, args)
+        _allow_many_files()
+        if args.api_key_file is None and not is_loopback(args.host):
+            print(f"minengine: host={args.host!r} can be reached by others and no key is asked for; give --api-key-file", file=sys.stderr)
+        config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", ws="none", proxy_headers=False, server_header=False,
+                                timeout_keep_alive=IDLE_CONNECTION_S, timeout_graceful_shutdown=LAST_BYTES_S)
+        _Server(config, app.state.server).run(sockets=[listening])
+    return 0
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's, which on SIGTERM or SIGINT first lets the engine finish: meanwhile it goes on listening, answers new requests with
+    503 and says so at /health. A second signal ends the process at once."""
+
+    def __init__(self, config: uvicorn.Config, state: ServerState) -> None:
+        super().__init__(config)
+        self.state = state
+        self._drain: asyncio.Task[None] | None = None
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.state.draining = True
+        for each in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(each, signal.SIG_DFL)
+
+    async def on_tick(self, counter: int) -> bool:
+        if self.state.draining and self._drain is None:
+            self._drain = asyncio.create_task(self._finish())
+        return await super().on_tick(counter)
+
+    async def _finish(self) -> None:
+        stats = self.state.engine.stats()
+        _say(f"draining: {stats.num_running + stats.num_waiting} requests have {self.state.args.drain_timeout_s:g} s to finish; "
+             "a second signal ends them at once")
+        if not await self.state.engine.drain(self.state.args.drain_timeout_s):
+            _say("drain_timeout_s is over: what was left has been aborted")
+        self.should_exit = True
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        state = self.state
+        host, port = sockets[0].getsockname()[:2]
+        engine = state.engine.engine_args
+        _say(f"{state.model_name} on http://{f'[{host}]' if ':' in host else host}:{port} "
+             f"({state.engine.max_model_len} tokens, {engine.max_num_seqs} requests at once, {state.args.max_num_waiting} waiting)")
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        await self.state.engine.shutdown()
+
+
+def _say(what: str) -> None:
+    print(f"minengine: {what}", flush=True)
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)  # of "localhost", 127.0.0.1
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"host={host!r}: is no address of this machine ({error}); use 127.0.0.1, 0.0.0.0 or one of its own") from error
+    listening = socket.socket(family, kind, protocol)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind(address)
+    except OSError as error:
+        listening.close()
+        raise ConfigError(f"port={port}: cannot be listened on at {host} ({error.strerror}); use another --port, or 0 for a free one") from error
+    return listening
+
+
+def _allow_many_files() -> None:
+    try:
+        import resource
+    except ImportError:  # not a Unix
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
