@@ -1,0 +1,127 @@
+"""`POST /v1/chat/completions`."""
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, FastAPI, Request, Response
+
+from ..config import GlmConfig
+from ..request import RequestError
+from .answer import Answer
+from .body import JsonRoute
+from .choices import Choice, Piece
+from .limits import check_count, check_schema
+from .logprobs import ChatLogprobs
+from .prompts import ChatPrompts
+from .protocol import ChatCompletionRequest
+from .sse import json_bytes
+from .state import ServerState
+from .structured import chat_structure
+from .tools import ToolCallParser
+
+__all__ = ["router"]
+
+router = APIRouter(route_class=JsonRoute)
+
+
+@router.post("/v1/chat/completions", response_model=None)
+async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:
+    """Answer a conversation, whole or as server-sent events."""
+    server: ServerState = request.app.state.server
+    server.check_model(body.model)
+    body.check(server.limits)
+    _check_tools(body, server)
+    prompts = _prompts(request.app)
+    prompt = await prompts.prompt(body)
+    structured = chat_structure(body, prompts.tool_format, tool_grammar=server.args.tool_grammar, reasoning=prompt.reasoning, limits=server.limits)
+    field = "max_completion_tokens" if body.max_completion_tokens is not None else "max_tokens"
+    max_tokens = body.room("messages", field, len(prompt.token_ids), server.engine.max_model_len)
+    params = body.sampling_params(max_tokens=max_tokens, logprobs=_top_logprobs(body, server), structured=structured)
+    choices = [Choice(index, _parser(body, prompts.tool_format, prompt.reasoning),
+                      ChatLogprobs(server.engine.tokenizer, body.top_logprobs or 0) if body.logprobs else None) for index in range(len(params))]
+    return ChatAnswer(server, body, [prompt.token_ids], [params], choices, request.headers.get("x-session-id")).response()
+
+
+def _prompts(app: FastAPI) -> ChatPrompts:
+    if not hasattr(app.state, "chat_prompts"):
+        server: ServerState = app.state.server
+        tool_format = server.args.tool_call_parser or ("glm" if isinstance(server.engine.model_config, GlmConfig) else "llama")
+        app.state.chat_prompts = ChatPrompts(server.engine.tokenizer, tool_format, server.args.chat_template, server.limits)
+    return app.state.chat_prompts
+
+
+def _parser(body: ChatCompletionRequest, tool_format: str, reasoning: bool) -> ToolCallParser | None:
+    """One a choice: it holds the choice's text so far."""
+    if body.tools and body.tool_choice != "none":
+        return ToolCallParser(tool_format, [tool.model_dump(exclude_none=True) for tool in body.tools], reasoning)
+    return ToolCallParser(tool_format, [], reasoning) if reasoning else None
+
+
+def _top_logprobs(body: ChatCompletionRequest, server: ServerState) -> int | None:
+    if body.top_logprobs is not None:
+        if not body.logprobs:
+            raise RequestError(f"top_logprobs={body.top_logprobs}: needs logprobs=true; send both or neither")
+        check_count(body.top_logprobs, server.limits.max_top_logprobs, "top_logprobs", "tokens", "max_top_logprobs")
+    return (body.top_logprobs or 0) if body.logprobs else None
+
+
+def _check_tools(body: ChatCompletionRequest, server: ServerState) -> None:
+    tools, choice = body.tools or [], body.tool_choice
+    check_count(len(tools), server.limits.max_tools, "tools", "tools", "max_tools")
+    names: set[str] = set()
+    for at, tool in enumerate(tools):
+        name, schema = tool.function.name, tool.function.parameters
+        if name in names:
+            raise RequestError(f"tools.{at}.function.name={name!r}: is the name of an earlier tool too; give each tool its own")
+        names.add(name)
+        if schema is not None:
+            check_schema(schema, f"tools.{at}.function.parameters", server.limits)
+    if isinstance(choice, dict):
+        name = choice["function"]["name"]
+        if name not in names:
+            raise RequestError(f"tool_choice.function.name={name[:80]!r}: is no tool of this request; use one of {', '.join(sorted(names)) or 'its tools'}")
+    elif choice == "required" and not tools:
+        raise RequestError("tool_choice='required': there is no tool to call; send tools, or tool_choice='auto'")
+
+
+class ChatAnswer(Answer):
+    prefix, object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def opening(self, choice: Choice) -> bytes:
+        return self._chunk(choice.index, b'{"role":"assistant","content":"","refusal":null}')
+
+    def chunk(self, piece: Piece) -> bytes:
+        index, logprobs = piece.choice.index, _logprobs(piece.logprobs)
+        if not piece.reasoning and not piece.calls and piece.finish_reason is None and piece.logprobs is None:  # nearly every token
+            return self._chunk(index, b'{"content":' + json_bytes(piece.content) + b"}") if piece.content else b""
+        events = []
+        if piece.reasoning:
+            events.append({"reasoning_content": piece.reasoning})
+        if piece.content:
+            events.append({"content": piece.content})
+        if piece.calls:
+            events.append({"tool_calls": [{"index": piece.first_call + at, **call} for at, call in enumerate(piece.calls)]})
+        if not events and piece.logprobs is not None:
+            events.append({"content": ""})
+        written = [self._chunk(index, json_bytes(delta), b"null" if at else json_bytes(logprobs)) for at, delta in enumerate(events)]
+        if piece.finish_reason is not None:
+            written.append(self._chunk(index, b"{}", finish_reason=json_bytes(piece.finish_reason)))
+        return b"".join(written)
+
+    def _chunk(self, index: int, delta: bytes, logprobs: bytes = b"null", finish_reason: bytes = b"null") -> bytes:
+        return self.event(b'{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":%b}' % (index, delta, logprobs, finish_reason))
+
+    def whole_choice(self, pieces: list[Piece]) -> dict[str, Any]:
+        content, reasoning = "".join(piece.content for piece in pieces), "".join(piece.reasoning for piece in pieces)
+        calls = [call for piece in pieces for call in piece.calls]
+        message: dict[str, Any] = {"role": "assistant", "content": content or (None if calls else ""), "refusal": None}
+        if reasoning:
+            message["reasoning_content"] = reasoning
+        if calls:
+            message["tool_calls"] = calls
+        entries = None if pieces[0].logprobs is None else [entry for piece in pieces for entry in piece.logprobs]
+        return {"index": pieces[0].choice.index, "message": message, "logprobs": _logprobs(entries), "finish_reason": pieces[-1].finish_reason}
+
+
+def _logprobs(entries: list[dict[str, Any]] | None) -> dict[str, Any] | None:
+    return None if entries is None else {"content": entries, "refusal": None}

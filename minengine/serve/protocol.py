@@ -1,0 +1,326 @@
+"""What `/v1/chat/completions` and `/v1/completions` take: OpenAI's fields, and vLLM's extensions under vLLM's names.
+
+A field is one of four things: done; without meaning for a server of one model (`IGNORED`: taken and left alone); something that
+this engine does not do (`NEUTRAL`: taken only with the value that asks for nothing); or unknown, and refused.
+"""
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+from ..request import RequestError, SamplingParams, StructuredOutputsParams
+from .body import parse_json
+from .errors import ApiError
+from .limits import ServeLimits, check_count
+
+__all__ = ["ChatCompletionRequest", "CompletionRequest", "GenerationRequest", "Message", "ToolChoice", "json_field"]
+
+
+def _refuse(sentence: str) -> PydanticCustomError:
+    """A validator's no: what is wrong; the remedy. The field's name and value are put before it by the error's reader."""
+    return PydanticCustomError("shape", "{sentence}", {"sentence": sentence})
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+Seed = Annotated[int, Field(ge=-(1 << 63), le=(1 << 63) - 1)]
+TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
+
+
+# --- values that may have one of several shapes: one validator each, so that an error names the field and not the attempts ----------
+
+
+def _stop(value: Any) -> tuple[str, ...]:
+    stops = [] if value is None else [value] if isinstance(value, str) else value
+    if not isinstance(stops, list) or not all(isinstance(stop, str) and stop for stop in stops):
+        raise _refuse("is no stop string; use a non-empty text or a list of them")
+    return tuple(stops)
+
+
+def _content(value: Any) -> str | None:
+    """A message's text. Parts are joined by newlines, as vLLM does for templates that know no parts."""
+    if value is None or isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise _refuse("is no content; use a text or a list of parts like {\"type\": \"text\", \"text\": ...}")
+    for at, part in enumerate(value):
+        if not isinstance(part, dict) or not isinstance(part.get("type"), str):
+            raise _refuse(f"part {at} is no content part; use {{\"type\": \"text\", \"text\": ...}}")
+        if part["type"] != "text":
+            raise _refuse(f"part {at} has type={part['type'][:40]!r} and this model reads text only; send parts of type 'text'")
+        if not isinstance(part.get("text"), str):
+            raise _refuse(f"part {at} has no text; use {{\"type\": \"text\", \"text\": ...}}")
+    return "\n".join(part["text"] for part in value)
+
+
+def _tool_choice(value: Any) -> ToolChoice:
+    if value is None or value in ("auto", "none", "required"):
+        return value or "auto"
+    function = value.get("function") if isinstance(value, dict) and value.get("type") == "function" else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise _refuse("is no choice; use 'auto', 'none', 'required' or {\"type\": \"function\", \"function\": {\"name\": ...}}")
+    return {"type": "function", "function": {"name": function["name"]}}
+
+
+def _prompts(value: Any) -> list[str | list[int]]:
+    """One prompt or several, each a text or token ids, as a list of prompts."""
+    if isinstance(value, str) or (isinstance(value, list) and value and all(type(item) is int for item in value)):
+        value = [value]
+    ok = isinstance(value, list) and value and (
+        all(isinstance(item, str) for item in value)
+        or all(isinstance(item, list) and item and all(type(id) is int for id in item) for item in value))
+    if not ok:
+        raise _refuse("is no prompt; use a text, a list of texts, a list of token ids or a list of such lists, none of them empty")
+    return value
+
+
+ToolChoice = str | dict[str, Any]
+_TEXT_OR_TEXTS = {"anyOf": [{"type": "string", "minLength": 1}, {"type": "array", "items": {"type": "string", "minLength": 1}}, {"type": "null"}]}
+_TEXT_PART = {"type": "object", "properties": {"type": {"const": "text"}, "text": {"type": "string"}}, "required": ["type", "text"]}
+_CONTENT = {"anyOf": [{"type": "string"}, {"type": "array", "items": _TEXT_PART}, {"type": "null"}]}
+_NAMED = {"type": "object", "required": ["type", "function"], "properties": {
+    "type": {"const": "function"}, "function": {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}}}
+_IDS = {"type": "array", "items": {"type": "integer"}, "minItems": 1}
+_PROMPTS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}, _IDS,
+                      {"type": "array", "items": _IDS, "minItems": 1}]}
+
+
+def json_field(text: str, field: str, limits: ServeLimits) -> Any:
+    """The value of a field that holds JSON as a text.
+
+    Raises:
+        RequestError: it does not.
+    """
+    try:
+        return parse_json(text.encode(), limits.max_json_depth)
+    except ApiError as error:
+        raise RequestError(f"{field}: {error.message.removeprefix('body: ')}") from None
+
+
+# --- parts --------------------------------------------------------------------------------------------------------------------------
+
+
+class StreamOptions(_Body):
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None  # padding against eavesdroppers; there is none here, so both values are met
+
+
+class FunctionCall(_Body):
+    name: str
+    arguments: str
+
+
+class ToolCall(_Body):
+    """A call as this server returned it. A streamed one brings its `index`, a marked one its `error`."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+    index: int | None = None
+    error: dict[str, Any] | None = None
+
+
+class Message(_Body):
+    """One turn, of any role; which fields belong to which role is checked with the conversation around it."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[str | None, PlainValidator(_content), WithJsonSchema(_CONTENT)] = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    refusal: str | None = None
+    annotations: list[Any] | None = None  # these three come back from clients that return a message whole, empty
+    audio: None = None
+    function_call: None = None
+
+
+class Function(_Body):
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(_Body):
+    type: Literal["function"]
+    function: Function
+
+
+class JsonSchema(_Body):
+    name: str = "answer"
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None  # the answer follows the schema either way
+
+
+class ResponseFormat(_Body):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class StructuredOutputs(_Body):
+    """vLLM's extension; exactly one is set."""
+
+    json_: dict[str, Any] | str | None = Field(None, alias="json")
+    regex: str | None = None
+    choice: Annotated[list[str], Field(min_length=1)] | None = None
+    grammar: str | None = None
+    structural_tag: dict[str, Any] | str | None = None
+
+
+# --- requests -----------------------------------------------------------------------------------------------------------------------
+
+
+class GenerationRequest(_Body):
+    """What both endpoints take."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Field(ge=1)] | None = None
+    stop: Annotated[tuple[str, ...], PlainValidator(_stop), WithJsonSchema(_TEXT_OR_TEXTS)] = ()
+    seed: Seed | None = None
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+
+    # vLLM's
+    top_k: Annotated[int, Field(ge=-1, lt=1 << 31)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: list[TokenId] | None = None
+    min_tokens: Annotated[int, Field(ge=0)] | None = None
+    structured_outputs: StructuredOutputs | None = None
+    cache_salt: str | None = None
+
+    # this server's
+    return_timeline: bool | None = None
+
+    # NEUTRAL, below
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+
+    # IGNORED: who asks, and how a provider of many models would bill, keep and route it
+    user: str | None = None
+
+    def check(self, limits: ServeLimits) -> None:
+        """
+        Raises:
+            RequestError: a field asks for something that this engine would have to ignore, or for more than the server gives.
+        """
+        for name, neutral in self.neutral().items():
+            value = getattr(self, name)
+            if value is not None and value not in neutral:
+                raise RequestError(f"{name}={str(value)[:60]}: is something that this engine does not do; leave it out")
+        if self.stream_options is not None and not self.stream:
+            raise RequestError("stream_options: belongs to a stream; send stream=true or leave it out")
+        if self.min_tokens and not (self.ignore_eos and not self.stop and not self.stop_token_ids):
+            raise RequestError(f"min_tokens={self.min_tokens}: the engine does not put off an answer's end; send ignore_eos=true and no stop, "
+                               f"which fills max_tokens")
+        check_count(self.n or 1, limits.max_n, "n", "choices", "max_n")
+        check_count(len(self.stop), limits.max_stop, "stop", "strings", "max_stop")
+        check_count(sum(map(len, self.stop)), limits.max_stop_chars, "stop", "characters", "max_stop_chars")
+        check_count(len(self.cache_salt or ""), limits.max_id_chars, "cache_salt", "characters", "max_id_chars")
+        if self.return_timeline and self.num_choices > 1:
+            raise RequestError("return_timeline: tells of one choice; send n=1 and one prompt")
+
+    def neutral(self) -> dict[str, tuple[Any, ...]]:
+        """Fields that this engine does not do, with the values at which they ask for nothing."""
+        return {"frequency_penalty": (0,), "presence_penalty": (0,), "repetition_penalty": (1,), "logit_bias": ({},)}
+
+    @property
+    def num_choices(self) -> int:
+        return self.n or 1
+
+    def sampling_params(self, *, max_tokens: int, logprobs: int | None, structured: StructuredOutputsParams | None) -> list[SamplingParams]:
+        """The engine's parameters, one a choice: with a seed, choice i draws from seed + i."""
+        def given(name: str, default: Any) -> Any:
+            value = getattr(self, name)
+            return default if value is None else value
+
+        params = SamplingParams(
+            temperature=given("temperature", 1.0), top_p=given("top_p", 1.0), top_k=given("top_k", 0), min_p=given("min_p", 0.0),
+            seed=self.seed, stop=self.stop, stop_token_ids=given("stop_token_ids", ()), max_tokens=max_tokens,
+            ignore_eos=bool(self.ignore_eos), logprobs=logprobs, structured_outputs=structured)
+        if self.seed is None:
+            return [params] * (self.n or 1)
+        return [replace(params, seed=self.seed + i) for i in range(self.n or 1)]
+
+    def room(self, prompt_field: str, field: str, num_prompt_tokens: int, max_model_len: int, default: float = math.inf) -> int:
+        """Tokens that the answer may have: what `field` asks for, or else the rest of the context.
+
+        Raises:
+            ApiError: prompt and answer do not fit into the context together; like vLLM, none of them is cut in silence.
+        """
+        left, wanted = max_model_len - num_prompt_tokens, getattr(self, field)
+        if left < 1:
+            raise ApiError(400, f"{prompt_field}: has {num_prompt_tokens} tokens and max_model_len is {max_model_len}, which must also hold one "
+                                f"output token; send less", prompt_field, "context_length_exceeded")
+        if wanted is None:
+            return int(min(default, left))
+        if wanted > left:
+            raise ApiError(400, f"{field}={wanted}: the prompt has {num_prompt_tokens} tokens of a context of {max_model_len}; ask for at most "
+                                f"{left}, or leave it out", field, "context_length_exceeded")
+        return wanted
+
+
+class ChatCompletionRequest(GenerationRequest):
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0)] | None = None
+    response_format: ResponseFormat | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Annotated[ToolChoice, PlainValidator(_tool_choice), WithJsonSchema(
+        {"anyOf": [{"enum": ["auto", "none", "required"]}, _NAMED, {"type": "null"}]})] = "auto"
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None  # a variable of templates that know it
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    # NEUTRAL
+    modalities: list[str] | None = None
+    audio: dict[str, Any] | None = None
+    prediction: dict[str, Any] | None = None
+    web_search_options: dict[str, Any] | None = None
+    functions: list[Any] | None = None
+    function_call: Any = None
+    moderation: dict[str, Any] | None = None
+    verbosity: str | None = None
+
+    # IGNORED
+    store: bool | None = None
+    metadata: dict[str, Any] | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+
+    def neutral(self) -> dict[str, tuple[Any, ...]]:
+        return super().neutral() | {"modalities": (["text"],), "audio": (None,), "prediction": (None,), "web_search_options": (None,),
+                                    "functions": ([],), "function_call": (None,), "moderation": (None,), "verbosity": ("medium",)}
+
+
+class CompletionRequest(GenerationRequest):
+    prompt: Annotated[list[str | list[int]], PlainValidator(_prompts), WithJsonSchema(_PROMPTS)]
+    logprobs: Annotated[int, Field(ge=0)] | None = None
+    echo: bool | None = None
+    best_of: int | None = None
+    suffix: str | None = None
+
+    def neutral(self) -> dict[str, tuple[Any, ...]]:
+        # The best of as many as are returned is all of them.
+        return super().neutral() | {"suffix": ("",), "best_of": (self.n or 1,)}
+
+    @property
+    def num_choices(self) -> int:
+        return (self.n or 1) * len(self.prompt)
