@@ -12,8 +12,11 @@ from fastapi import Request, Response
 from fastapi.routing import APIRoute
 
 from .errors import ApiError
+from .limits import ServeLimits
 
 __all__ = ["JsonRoute", "parse_json"]
+
+MAX_KEYS = 2048  # of one object: an unknown key is an error each, and a million errors take seconds to put together
 
 
 class JsonRoute(APIRoute):
@@ -39,16 +42,16 @@ class _JsonRequest(Request):
 
     async def json(self) -> Any:
         if not hasattr(self, "_json"):
-            self._json = parse_json(await self.body(), self.app.state.server.limits.max_json_depth)
+            self._json = parse_json(await self.body(), self.app.state.server.limits)
         return self._json
 
 
-def parse_json(body: bytes, max_depth: int) -> Any:
+def parse_json(body: bytes, limits: ServeLimits) -> Any:
     """The value of a JSON text in UTF-8.
 
     Raises:
-        ApiError: 400. It is no JSON; it holds a key twice, NaN, an infinite number, half of a surrogate pair, or more than
-            `max_depth` levels.
+        ApiError: 400. It is no JSON; it holds a key twice, NaN, an infinite number or half of a surrogate pair; or it has more levels
+            or parts than `limits` says.
     """
     try:
         value = json.loads(body.decode("utf-8"), object_pairs_hook=_object, parse_constant=_no_number, parse_float=_finite)
@@ -57,16 +60,18 @@ def parse_json(body: bytes, max_depth: int) -> Any:
     except json.JSONDecodeError as error:
         raise _refuse(f"is not JSON ({error.msg} at line {error.lineno}, column {error.colno}); send one JSON object") from None
     except RecursionError:
-        raise _refuse(f"is nested deeper than {max_depth} levels; flatten it") from None
+        raise _too_deep(limits) from None
     except ValueError:  # a number of more digits than Python converts
         raise _refuse("holds a number of thousands of digits; send smaller numbers") from None
-    # Both checks walk the whole value, and both are needed only if these bytes are there.
-    if body.count(b"[") + body.count(b"{") > max_depth or b"\\u" in body:
-        _check(value, max_depth)
+    # The check walks the whole value; it finds nothing unless these bytes are there.
+    if body.count(b"[") + body.count(b"{") > limits.max_json_depth or b"\\u" in body:
+        _check(value, limits)
     return value
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(pairs) > MAX_KEYS:
+        raise _refuse(f"holds an object of {len(pairs)} keys and {MAX_KEYS} are the most; send fewer")
     value = dict(pairs)
     if len(value) < len(pairs):
         seen: set[str] = set()
@@ -86,11 +91,12 @@ def _finite(digits: str) -> float:
     return number
 
 
-def _check(value: Any, max_depth: int) -> None:
-    """Level by level, without recursion: depth, and text that has no UTF-8."""
-    level, depth = [value], 0
+def _check(value: Any, limits: ServeLimits) -> None:
+    """Level by level, without recursion: depth, the number of objects and lists, and text that has no UTF-8."""
+    level, depth, parts = [value], 0, 0
     while level:
         inner: list[Any] = []
+        before = parts
         for node in level:
             if isinstance(node, str):
                 try:
@@ -98,14 +104,22 @@ def _check(value: Any, max_depth: int) -> None:
                 except UnicodeEncodeError:
                     raise _refuse("holds half of a surrogate pair (\\ud800 to \\udfff alone), which no text contains; remove it") from None
             elif isinstance(node, dict):
+                parts += 1
                 inner += node
                 inner += node.values()
             elif isinstance(node, list):
+                parts += 1
                 inner += node
-        depth += any(isinstance(node, (dict, list)) for node in level)
-        if depth > max_depth:
-            raise _refuse(f"is nested deeper than {max_depth} levels; flatten it")
+        depth += parts > before
+        if depth > limits.max_json_depth:
+            raise _too_deep(limits)
+        if parts > limits.max_json_parts:
+            raise _refuse(f"holds more than max_json_parts={limits.max_json_parts} objects and lists; send less, or raise --max-json-parts")
         level = inner
+
+
+def _too_deep(limits: ServeLimits) -> ApiError:
+    return _refuse(f"is nested deeper than max_json_depth={limits.max_json_depth}; flatten it, or raise --max-json-depth")
 
 
 def _refuse(what: str) -> ApiError:

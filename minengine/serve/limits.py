@@ -21,6 +21,7 @@ class ServeLimits:
 
     max_body_bytes: int = 8 << 20
     max_json_depth: int = 64  # of the whole body; tool schemas lie about six levels down in it
+    max_json_parts: int = 50_000  # objects and lists in the body; a message with a tool call has five
     max_prompt_chars: int = 2_000_000  # text is measured before it is tokenized; tokens are the engine's own limit
     max_prompts: int = 64  # of one /v1/completions request
     max_messages: int = 4096

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from .body import JsonRoute
 from .errors import ApiError
 from .limits import check_count
+from .protocol import ChatCompletionRequest, Message, Tool
 from .state import ServerState
 
 __all__ = ["router"]
@@ -51,14 +52,17 @@ class Health(BaseModel):
 
 
 class TokenizeRequest(BaseModel):
-    """vLLM's, for a prompt."""
+    """vLLM's two in one: a prompt, or messages as a chat completion has them."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     model: str | None = None
-    prompt: str
-    add_special_tokens: bool = True
-    return_token_strs: bool | None = False
+    prompt: str | None = None
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)] | None = None
+    tools: Annotated[list[Tool], Field(fail_fast=True)] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_special_tokens: bool = True  # around a prompt; a chat template writes its own
+    return_token_strs: bool | None = None
 
 
 class TokenizeResponse(BaseModel):
@@ -72,7 +76,7 @@ class DetokenizeRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     model: str | None = None
-    tokens: list[Annotated[int, Field(ge=0, lt=1 << 31)]]
+    tokens: Annotated[list[Annotated[int, Field(ge=0, lt=1 << 31)]], Field(fail_fast=True)]
 
 
 class DetokenizeResponse(BaseModel):
@@ -118,12 +122,22 @@ async def metrics(request: Request) -> Response:
 
 @router.post("/tokenize")
 async def tokenize(request: Request, body: TokenizeRequest) -> TokenizeResponse:
-    """Token ids of a prompt, as the engine would read it."""
+    """Token ids of a prompt or a conversation, as the engine would read it."""
     server = _server(request)
     server.check_model(body.model)
-    check_count(len(body.prompt), server.limits.max_prompt_chars, "prompt", "characters", "max_prompt_chars")
+    if (body.prompt is None) == (body.messages is None):
+        given = "are both there" if body.prompt is not None else "are both missing"
+        raise ApiError(400, f"prompt: it and messages {given}; send one of them", "prompt")
     tokenizer = _tokenizer(server)
-    ids = await asyncio.to_thread(tokenizer.encode, body.prompt, body.add_special_tokens)
+    if body.messages is not None:
+        chat = ChatCompletionRequest.model_construct(messages=body.messages, tools=body.tools, chat_template_kwargs=body.chat_template_kwargs)
+        ids = (await server.prompts.prompt(chat)).token_ids
+    else:
+        for name in ("tools", "chat_template_kwargs"):
+            if getattr(body, name):
+                raise ApiError(400, f"{name}: belongs to messages; leave it out or send messages", name)
+        check_count(len(body.prompt), server.limits.max_prompt_chars, "prompt", "characters", "max_prompt_chars")
+        ids = await asyncio.to_thread(tokenizer.encode, body.prompt, body.add_special_tokens)
     strings = [tokenizer.token_bytes(id).decode("utf-8", errors="replace") for id in ids] if body.return_token_strs else None
     return TokenizeResponse(count=len(ids), max_model_len=server.engine.max_model_len, tokens=ids, token_strs=strings)
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from ..async_llm import AsyncLLM
+from ..config import GlmConfig
 from .args import ServeArgs
 from .errors import ApiError
 from .limits import ServeLimits
 from .metrics import ServerMetrics
+from .prompts import ChatPrompts
 
 __all__ = ["ServerState"]
 
@@ -28,6 +31,12 @@ class ServerState:
     @property
     def model_name(self) -> str:
         return self.args.model_name
+
+    @cached_property
+    def prompts(self) -> ChatPrompts:
+        """How this model's prompts are made from messages."""
+        tool_format = self.args.tool_call_parser or ("glm" if isinstance(self.engine.model_config, GlmConfig) else "llama")
+        return ChatPrompts(self.engine.tokenizer, tool_format, self.args.chat_template, self.limits)
 
     def check_model(self, model: str | None) -> None:
         """Raise a 404 unless `model` is the one served; None, as in a request without a model, is."""

@@ -11,10 +11,13 @@ from ..request import RequestError
 __all__ = ["first_error"]
 
 SHOWN = 60  # characters of a bad value in a message
-REMEDIES = {  # pydantic's words for these are about Python
+CONSIDERED = 64  # errors; a union makes a few for one value, and a hostile body as many as it has values
+REMEDIES = {  # where pydantic's words are about Python, or name no remedy
     "model_attributes_type": "send a JSON object", "model_type": "send a JSON object", "dict_type": "use an object", "list_type": "use a list",
     "string_type": "use a text", "int_type": "use a whole number", "int_from_float": "use a whole number", "float_type": "use a number",
     "bool_type": "use true or false", "none_required": "leave it out",
+    "too_short": "send at least {min_length}", "too_long": "send at most {max_length}", "string_too_short": "use at least {min_length} characters",
+    "string_too_long": "use at most {max_length} characters", "string_pattern_mismatch": "use a text that matches {pattern}",
 }
 
 Path = tuple[str | int, ...]
@@ -26,7 +29,7 @@ def first_error(error: RequestValidationError | ValidationError) -> tuple[str, s
     A union's members complain one by one: of those about the first field the deepest one counts, since the member that got
     furthest is the one that was meant, and what several ask of the same value is joined by "or".
     """
-    found = [_locate(one, error) for one in error.errors()]
+    found = [_locate(one, error) for one in error.errors()[:CONSIDERED]]
     deepest = max((path for path, _, _ in found if path[:1] == found[0][0][:1]), key=len)
     complaints = [(value, one) for path, value, one in found if path == deepest]
     param = ".".join(map(str, deepest)) or "body"
@@ -61,7 +64,7 @@ def _locate(one: Any, error: RequestValidationError | ValidationError) -> tuple[
 def _wanted(one: Any) -> str:
     """"Input should be X" as a remedy, "use X"; pydantic's other sentences as they are."""
     if one["type"] in REMEDIES:
-        return REMEDIES[one["type"]]
+        return REMEDIES[one["type"]].format(**one.get("ctx", {}))
     message = one["msg"].removeprefix("Value error, ")
     for start, remedy in (("Input should be less", "use a value less"), ("Input should be greater", "use a value greater"), ("Input should be ", "use ")):
         if message.startswith(start):
