@@ -8,6 +8,7 @@ from fastapi import FastAPI
 from .. import __version__
 from ..async_llm import AsyncLLM
 from .args import ServeArgs
+from .auth import ApiKeys
 from .errors import ERROR_RESPONSES, install_handlers
 from .gate import Gate
 from .metrics import ServerMetrics
@@ -24,20 +25,22 @@ def create_app(engine: AsyncLLM, args: ServeArgs) -> FastAPI:
     Raises:
         ConfigError: a file that `args` names cannot be used.
     """
+    keys = None if args.api_key_file is None else ApiKeys(args.api_key_file)
     state = ServerState(engine, args, args.limits, ServerMetrics(engine, args.model_name))
     # FastAPI's own pages for the document load scripts from elsewhere; the document itself stays.
     app = FastAPI(title="minengine", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False, responses=ERROR_RESPONSES)
     app.state.server = state
-    app.add_middleware(Gate, state=state)
+    app.add_middleware(Gate, state=state, keys=keys)
     install_handlers(app)
     for part in (chat, completions, routes):
         app.include_router(part.router)
-    _describe(app, with_keys=args.api_key_file is not None)
+    _describe(app, with_keys=keys is not None)
     return app
 
 
 def _describe(app: FastAPI, *, with_keys: bool) -> None:
-    """Make /openapi.json tell what is so: a body that does not validate gets 400, never FastAPI's 422; keys are asked for if there are any."""
+    """Make /openapi.json tell what is so: a body that does not validate gets 400, never FastAPI's 422; errors are
+    JSON everywhere; keys are asked for if there are any."""
     build = app.openapi
 
     def openapi() -> dict[str, Any]:
@@ -45,7 +48,10 @@ def _describe(app: FastAPI, *, with_keys: bool) -> None:
             document = build()
             for path, operations in document["paths"].items():
                 for operation in operations.values():
-                    operation["responses"].pop("422", None)
+                    answers = operation["responses"]
+                    answers.pop("422", None)
+                    for status in ERROR_RESPONSES:  # FastAPI gives an endpoint's errors the media type of its success
+                        answers[str(status)]["content"] = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorResponse"}}}
                     if with_keys and path not in ("/", "/health"):
                         operation["security"] = [{"key": []}]
             for name in ("ValidationError", "HTTPValidationError"):

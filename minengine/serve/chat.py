@@ -3,16 +3,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi import APIRouter, Request, Response
 
-from ..config import GlmConfig
 from ..request import RequestError
 from .answer import Answer
 from .body import JsonRoute
 from .choices import Choice, Piece
 from .limits import check_count, check_schema
 from .logprobs import ChatLogprobs
-from .prompts import ChatPrompts
 from .protocol import ChatCompletionRequest
 from .sse import json_bytes
 from .state import ServerState
@@ -31,7 +29,7 @@ async def chat_completions(body: ChatCompletionRequest, request: Request) -> Res
     server.check_model(body.model)
     body.check(server.limits)
     _check_tools(body, server)
-    prompts = _prompts(request.app)
+    prompts = server.prompts
     prompt = await prompts.prompt(body)
     structured = chat_structure(body, prompts.tool_format, tool_grammar=server.args.tool_grammar, reasoning=prompt.reasoning, limits=server.limits)
     field = "max_completion_tokens" if body.max_completion_tokens is not None else "max_tokens"
@@ -40,14 +38,6 @@ async def chat_completions(body: ChatCompletionRequest, request: Request) -> Res
     choices = [Choice(index, _parser(body, prompts.tool_format, prompt.reasoning),
                       ChatLogprobs(server.engine.tokenizer, body.top_logprobs or 0) if body.logprobs else None) for index in range(len(params))]
     return ChatAnswer(server, body, [prompt.token_ids], [params], choices, request.headers.get("x-session-id")).response()
-
-
-def _prompts(app: FastAPI) -> ChatPrompts:
-    if not hasattr(app.state, "chat_prompts"):
-        server: ServerState = app.state.server
-        tool_format = server.args.tool_call_parser or ("glm" if isinstance(server.engine.model_config, GlmConfig) else "llama")
-        app.state.chat_prompts = ChatPrompts(server.engine.tokenizer, tool_format, server.args.chat_template, server.limits)
-    return app.state.chat_prompts
 
 
 def _parser(body: ChatCompletionRequest, tool_format: str, reasoning: bool) -> ToolCallParser | None:

@@ -22,10 +22,9 @@ NO_KEY = ("/", "/health")  # and the page's own files: a browser cannot send a k
 
 
 class Gate:
-    def __init__(self, app: ASGIApp, state: ServerState) -> None:
-        self.app, self.state = app, state
-        self.keys = None if state.args.api_key_file is None else ApiKeys(state.args.api_key_file)
-        self.local_names_only = self.keys is None and is_loopback(state.args.host)
+    def __init__(self, app: ASGIApp, state: ServerState, keys: ApiKeys | None) -> None:
+        self.app, self.state, self.keys = app, state, keys
+        self.local_names_only = keys is None and is_loopback(state.args.host)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
