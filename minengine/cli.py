@@ -1,4 +1,7 @@
-"""`minengine generate | chat | serve | doctor | train-mini | accuracy`: the engine from a terminal. Errors go to stderr in one sentence, exit code 2."""
+"""`minengine generate | chat | serve | toolcheck | doctor | train-mini | accuracy`: the engine from a terminal.
+
+Errors go to stderr in one sentence, exit code 2.
+"""
 from __future__ import annotations
 
 import argparse
@@ -10,6 +13,7 @@ from typing import Any, Sequence
 from .config import ConfigError, EngineArgs
 from .request import RequestError, RequestOutput, SamplingParams
 from .serve.args import SERVE_PACKAGES, add_serve_flags, serve_args
+from .toolcheck.command import add_arguments, toolcheck
 
 __all__ = ["main"]
 
@@ -52,6 +56,10 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--seed", type=int, default=0, help="for requests that bring none (default: 0)")
     add_serve_flags(serve)
     serve.set_defaults(run=_serve)
+
+    check = commands.add_parser("toolcheck", help="do tool calls hold? over 500 cases on any OpenAI-compatible server, with the rate of malformed or lost calls")
+    add_arguments(check)
+    check.set_defaults(run=toolcheck)
 
     doctor = commands.add_parser("doctor", help="say what this machine can run, and how to mend what it cannot")
     doctor.set_defaults(run=_doctor)
