@@ -63,11 +63,15 @@ def server(model: str = "smollm2", *, serve: dict[str, Any] | None = None, max_n
     app = create_app(engine, ServeArgs(engine=args, max_num_waiting=max_num_waiting, **(serve or {})))
     with socket.create_server(("127.0.0.1", 0)) as listening:  # it listens before the server runs, so nobody has to wait for it
         running = uvicorn.Server(uvicorn.Config(app, lifespan="off", ws="none", log_level="warning", timeout_graceful_shutdown=5))
-        thread = threading.Thread(target=running.run, kwargs={"sockets": [listening]}, name="uvicorn")
+
+        def serve_until_told() -> None:
+            running.run(sockets=[listening])
+            asyncio.run(engine.shutdown())  # here, for the test's own thread may be running a loop: a browser's driver does
+
+        thread = threading.Thread(target=serve_until_told, name="uvicorn")
         thread.start()
         try:
             yield Server(f"http://127.0.0.1:{listening.getsockname()[1]}", engine)
         finally:
             running.should_exit = True
             thread.join()
-            asyncio.run(engine.shutdown())
