@@ -154,7 +154,7 @@ class AsyncLLM:
                 await self.compile(params.structured_outputs)
             read = self.engine.read_prompt
             prompt = await asyncio.to_thread(read, prompt) if len(_text(prompt)) > LONG_TEXT else read(prompt)
-            self._commands.put(lambda: self._add(request_id, prompt, params, cache_salt, stream))
+            self._commands.put(lambda: self._add(request_id, prompt, params, cache_salt))
             posted = True
             self.check_health()
             while not finished:
@@ -259,9 +259,7 @@ class AsyncLLM:
     def _stop(self) -> None:
         self._stopping = True
 
-    def _add(self, request_id: str, prompt: Any, params: SamplingParams, cache_salt: str | None, stream: _Stream) -> None:
-        if self._streams.get(request_id) is not stream:
-            return  # closed before it was taken
+    def _add(self, request_id: str, prompt: Any, params: SamplingParams, cache_salt: str | None) -> None:
         try:
             self.engine.add_request(request_id, prompt, params, cache_salt=cache_salt, output_kind=OutputKind.DELTA)
         except RequestError as error:
