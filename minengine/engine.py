@@ -3,7 +3,7 @@
     schedule   which tokens of which requests, under one budget          schedule.py
     execute    tensors, model, KV rows written, tokens sampled           runner.py
     update     advance, offer full blocks to the prefix cache, finish    schedule.py
-    deliver    text, stop strings, outputs                               here
+    deliver    forced tokens, text, stop strings, outputs                here
 """
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import Any, Callable, Iterable, Mapping, NamedTuple, Sequence
 import torch
 
 from .config import KERNEL_DTYPES, ConfigError, EngineArgs, ModelConfig
+from .grammar import GrammarBackend
 from .kv.blocks import BlockPool
 from .kv.cache import KVCache, cache_layout
 from .request import OutputKind, Request, RequestError, RequestOutput, SamplingParams
@@ -69,6 +70,7 @@ class LLMEngine:
                                    long_prefill_token_threshold=args.long_prefill_token_threshold)
         self.runner = ModelRunner(self.model, self.kv, cuda_graphs=self.cuda_graphs, max_num_seqs=args.max_num_seqs,
                                   max_model_len=self.max_model_len)
+        self.grammars = GrammarBackend(tokenizer, self.config.vocab_size, self.config.eos_token_ids)
         self.requests: dict[str, Request] = {}  # unfinished ones
         self._seeds = Random(args.seed)  # for requests that bring none
 
@@ -96,6 +98,8 @@ class LLMEngine:
                           cache_salt=salt, prompt=text, output_kind=output_kind, seed=self._seeds.getrandbits(64))
         if self.tokenizer is not None and (output_kind is not OutputKind.FINAL_ONLY or params.stop):
             request.detokenizer = self.tokenizer.stream_decoder()
+        if params.structured_outputs is not None:
+            request.grammar = self.grammars.matcher(params.structured_outputs)
         self.scheduler.add(request)
         self.requests[request_id] = request
         return request
@@ -133,8 +137,11 @@ class LLMEngine:
     def _deliver(self, sampled: list[Request], failed: list[Request]) -> list[RequestOutput]:
         outputs = []
         for request in sampled:
+            new = 0 if request.error else 1  # none if no token was allowed
+            if request.grammar is not None and not request.finished:
+                new += self._jump(request)
             if request.detokenizer is not None:
-                self._decode_text(request)
+                self._decode_text(request, new)
             if request.logprobs and self.tokenizer is not None:
                 for token, logprob in request.logprobs[-1].items():
                     logprob.decoded_token = self.tokenizer.decode([token], skip_special_tokens=False)
@@ -147,13 +154,24 @@ class LLMEngine:
             outputs.append(self._output(request))
         return outputs
 
-    def _decode_text(self, request: Request) -> None:
-        """Append the new token's text; a stop string cuts the text before it and ends the request."""
-        token = request.token_ids[-1]
+    def _jump(self, request: Request) -> int:
+        """Append the tokens that the grammar leaves no choice about; returns how many. They have no log-probabilities, and those that may
+        have to stop the request are left to be sampled."""
+        params = request.params
+        if request.logprobs is not None or params.stop or params.stop_token_ids:
+            return 0
+        tokens = request.grammar.jump(self.scheduler.room(request))
+        self.scheduler.append(request, tokens, self.scheduler.now_s)
+        self.times.jump_forward_tokens += len(tokens)
+        return len(tokens)
+
+    def _decode_text(self, request: Request, new: int) -> None:
+        """Append the text of the last `new` tokens; a stop string cuts the text before it and ends the request."""
         ended_by_token = request.finish_reason == "stop"
         seen = len(request.text)
         if not ended_by_token:
-            request.text += request.detokenizer.feed(token)
+            for token in request.token_ids[request.num_tokens - new:]:
+                request.text += request.detokenizer.feed(token)
         if request.finished:
             request.text += request.detokenizer.finish()
         for stop in request.params.stop:

@@ -5,12 +5,14 @@ A request has no phase. Prefill and decode are both "num_computed_tokens catches
 """
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from enum import Enum
 from random import Random
 from typing import Any
 
-__all__ = ["CompletionOutput", "Logprob", "OutputKind", "Request", "RequestError", "RequestOutput", "SamplingParams", "Status", "Timeline"]
+__all__ = ["CompletionOutput", "Logprob", "OutputKind", "Request", "RequestError", "RequestOutput", "SamplingParams", "Status",
+           "StructuredOutputsParams", "Timeline"]
 
 
 GREEDY_BELOW = 1e-5  # temperatures at which dividing by them leaves nothing but the best token, or overflows
@@ -21,11 +23,62 @@ class RequestError(ValueError):
 
 
 @dataclass(frozen=True, kw_only=True)
+class StructuredOutputsParams:
+    """What the whole answer must look like; exactly one field is set. The names are vLLM's.
+
+    Attributes:
+        json: a JSON schema, as a dict or its text; the answer is one line, `{"key": value, ...}`, keys in the schema's order.
+        regex: matches the whole answer.
+        choice: the answer is one of these.
+        grammar: EBNF, whose rule `root` is the answer.
+        structural_tag: xgrammar's, as a dict or its text: free text with parts that have a form, a tool call for instance.
+    """
+
+    json: str | dict[str, Any] | bool | None = None
+    regex: str | None = None
+    choice: tuple[str, ...] | list[str] | None = None
+    grammar: str | None = None
+    structural_tag: str | dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        given = [name for name in self.__dataclass_fields__ if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise RequestError(f"structured_outputs: set exactly one of {', '.join(self.__dataclass_fields__)}; got {', '.join(given) or 'none'}")
+        kind, value = given[0], getattr(self, given[0])
+        kinds = {"json": (str, dict, bool), "choice": (list, tuple), "structural_tag": (str, dict)}.get(kind, (str,))
+        if not isinstance(value, kinds):
+            raise RequestError(f"structured_outputs.{kind}: use {' or '.join(k.__name__ for k in kinds)}; got {type(value).__name__}")
+        if kind == "choice":
+            if not value or not all(isinstance(text, str) and text for text in value):
+                raise RequestError("structured_outputs.choice: use one or more non-empty strings")
+            object.__setattr__(self, "choice", tuple(value))
+
+    @property
+    def kind(self) -> str:
+        """The name of the field that is set."""
+        return next(name for name in self.__dataclass_fields__ if getattr(self, name) is not None)
+
+    @property
+    def source(self) -> str:
+        """That field as text: with `kind`, all that tells one grammar from another. The order of keys counts.
+
+        Raises:
+            RequestError: it holds what JSON cannot.
+        """
+        value = getattr(self, self.kind)
+        try:
+            return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise RequestError(f"structured_outputs.{self.kind}: cannot be written as JSON ({error}); use plain values, nested less deeply") from error
+
+
+@dataclass(frozen=True, kw_only=True)
 class SamplingParams:
     """How the next token is chosen and when to stop; the names are vLLM's.
 
     Order of application: temperature, min_p, top_k, top_p. `temperature=0` takes the best token; below 1e-5 it is 0.
     `logprobs=k` returns the k best log-probabilities of the unmodified distribution, and the chosen token's.
+    `structured_outputs` takes out, before all of these, every token that its grammar does not allow next.
     """
 
     temperature: float = 1.0
@@ -38,6 +91,7 @@ class SamplingParams:
     max_tokens: int = 16
     ignore_eos: bool = False
     logprobs: int | None = None
+    structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
         for name, kinds in (("stop", (str, list, tuple, type(None))), ("stop_token_ids", (list, tuple))):
@@ -72,6 +126,7 @@ class SamplingParams:
         demand(all(isinstance(t, int) and t >= 0 for t in self.stop_token_ids), "stop_token_ids", "use token ids, 0 or more")
         demand(self.seed is None or isinstance(self.seed, int), "seed", "use a whole number or None")
         demand(self.logprobs is None or 0 <= whole("logprobs") <= 50, "logprobs", "use 0 to 50, or None")
+        demand(isinstance(self.structured_outputs, (StructuredOutputsParams, type(None))), "structured_outputs", "use StructuredOutputsParams(...)")
 
 
 class OutputKind(Enum):
@@ -131,7 +186,7 @@ class Request:
         "request_id", "params", "prompt", "token_ids", "num_prompt_tokens", "num_tokens", "num_computed_tokens", "num_cached_tokens",
         "max_num_tokens", "stop_ids", "block_ids", "capacity", "block_hashes", "num_hashed_blocks", "cache_salt", "status",
         "finish_reason", "stop_reason", "error", "timeline", "rng", "logprobs", "detokenizer", "text", "output_kind", "sent",
-        "prompt_token_ids",
+        "prompt_token_ids", "grammar",
     )
 
     def __init__(self, request_id: str, prompt_token_ids: list[int], params: SamplingParams, *, max_model_len: int,
@@ -151,7 +206,9 @@ class Request:
         self.num_computed_tokens = 0  # tokens whose KV is in the cache
         self.num_cached_tokens = 0  # of the prompt, found in the cache at first admission
         self.max_num_tokens = min(self.num_prompt_tokens + params.max_tokens, max_model_len)
-        self.stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(eos_token_ids))
+        # A grammar ends by the model's end token, whoever else ignores it.
+        heeds_eos = not params.ignore_eos or params.structured_outputs is not None
+        self.stop_ids = frozenset(params.stop_token_ids) | (frozenset(eos_token_ids) if heeds_eos else frozenset())
         self.block_ids: list[int] = []
         self.capacity = 0  # tokens that block_ids can hold
         self.block_hashes: list[bytes] = []  # of the full blocks of token_ids, as far as they were needed
@@ -165,6 +222,7 @@ class Request:
         # One draw a sampled token, whatever the batch; `seed` is the engine's for a request without one of its own.
         self.rng = Random(seed if params.seed is None else params.seed)
         self.logprobs: list[dict[int, Logprob]] | None = None if params.logprobs is None else []
+        self.grammar: Any = None  # the grammar.Matcher that its tokens follow, or None
         self.detokenizer: Any = None
         self.text = ""
         self.output_kind = output_kind

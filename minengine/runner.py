@@ -18,7 +18,10 @@ __all__ = ["ModelRunner", "StepTimes"]
 
 @dataclass(slots=True)
 class StepTimes:
-    """Seconds spent in each part, summed over steps. On CUDA the model's work ends inside `sample_s`."""
+    """Seconds spent in each part, summed over steps. On CUDA the model's work ends inside `sample_s`.
+
+    `jump_forward_tokens` are output tokens that a grammar left no choice about: they were not sampled.
+    """
 
     steps: int = 0
     schedule_s: float = 0.0
@@ -26,6 +29,7 @@ class StepTimes:
     model_s: float = 0.0
     sample_s: float = 0.0
     update_s: float = 0.0
+    jump_forward_tokens: int = 0
 
 
 class ModelRunner:
@@ -41,8 +45,8 @@ class ModelRunner:
             self.graphs = DecodeGraphs(model, kv, max_num_seqs=max_num_seqs, max_model_len=max_model_len)
 
     @torch.inference_mode()
-    def execute(self, step: Step) -> list[int]:
-        """Compute a step; returns one token for each of `step.sampled()`, in that order."""
+    def execute(self, step: Step) -> list[int | None]:
+        """Compute a step; returns one token for each of `step.sampled()`, in that order, None where a grammar allows none."""
         clock, times = time.perf_counter, self.times
         start = clock()
         batch = self.prepare(step)

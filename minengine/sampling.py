@@ -15,8 +15,22 @@ from .request import Logprob, Request
 __all__ = ["distribution", "sample"]
 
 
-def sample(logits: Tensor, requests: Sequence[Request]) -> list[int]:
-    """One token for each row of `logits` (S, V); fills in `request.logprobs` where they were asked for."""
+def sample(logits: Tensor, requests: Sequence[Request]) -> list[int | None]:
+    """One token for each row of `logits` (S, V); fills in `request.logprobs` where they were asked for.
+
+    A request with a grammar gets a token that the grammar allows, and its matcher goes on by it; None if there is no such token.
+    """
+    if all(r.grammar is None for r in requests):
+        tokens: list[int | None] = _choose(logits, requests)
+    else:
+        tokens = _choose_allowed(logits, requests)
+    wanted = [i for i, r in enumerate(requests) if r.logprobs is not None and tokens[i] is not None]
+    if wanted:
+        _record_logprobs(logits, tokens, requests, wanted)
+    return tokens
+
+
+def _choose(logits: Tensor, requests: Sequence[Request]) -> list[int]:
     best = logits.argmax(-1)  # (S,)
     drawn = [i for i, r in enumerate(requests) if r.params.temperature > 0]
     if drawn:
@@ -31,10 +45,24 @@ def sample(logits: Tensor, requests: Sequence[Request]) -> list[int]:
         # right=True: u = 0 falls on the first token that has any probability
         at = torch.searchsorted(cdf, u, right=True).clamp_(max=cdf.shape[-1] - 1)
         best[drawn] = token_ids.gather(-1, at).squeeze(-1)
-    tokens = best.tolist()
-    wanted = [i for i, r in enumerate(requests) if r.logprobs is not None]
-    if wanted:
-        _record_logprobs(logits, tokens, requests, wanted)
+    return best.tolist()
+
+
+def _choose_allowed(logits: Tensor, requests: Sequence[Request]) -> list[int | None]:
+    """As `_choose`, among the tokens that the grammars allow; the matchers accept their tokens."""
+    from .grammar import mask_logits
+
+    masked, stuck = mask_logits(logits, [r.grammar for r in requests])  # (S, V)
+    tokens: list[int | None] = _choose(masked, requests)
+    for i, request in enumerate(requests):
+        if i in stuck:
+            tokens[i] = None
+        elif request.grammar is not None:
+            # A mask may be a shade too wide: in a long repeat of a wide range of characters, xgrammar 0.2.8 lets a token through whose
+            # later characters lie outside. Accepting judges every character, so what it refuses is taken out, and the next one chosen.
+            while tokens[i] is not None and not request.grammar.accept(tokens[i]):
+                masked[i, tokens[i]] = -torch.inf
+                tokens[i] = None if masked[i].max() == -torch.inf else _choose(masked[i: i + 1], [request])[0]
     return tokens
 
 
@@ -65,7 +93,7 @@ def distribution(logits: Tensor, *, temperature: Sequence[float], min_p: Sequenc
     return probs * keep, token_ids
 
 
-def _record_logprobs(logits: Tensor, tokens: list[int], requests: Sequence[Request], wanted: list[int]) -> None:
+def _record_logprobs(logits: Tensor, tokens: list[int | None], requests: Sequence[Request], wanted: list[int]) -> None:
     """Append {token: Logprob} of the unmodified distribution: the k best, and the chosen one with its true rank."""
     logprobs = logits[wanted].float().log_softmax(-1)  # (s, V)
     chosen = logprobs.gather(-1, torch.tensor([[tokens[i]] for i in wanted], device=logits.device))  # (s, 1)

@@ -1,10 +1,12 @@
 """One iteration, one decision, one token budget. Pure Python; drives the real engine and the simulator.
 
-    schedule()  decodes first (one token each), then open prefills, then new requests, until the budget is spent
+    schedule()  decodes first (one token each), then answers that were appended to, then open prefills, then new requests, until the
+                budget is spent
     update()    tokens came back: advance, append, offer full blocks to the prefix cache, finish
+    append()    tokens that need no sampling, because a grammar leaves no choice: the request is behind by several, and catches up
 
 Invariants:
-  - a request that can decode is in every step (max_num_batched_tokens >= max_num_seqs)
+  - a request that can decode is in every step, and so is one whose answer has begun (max_num_batched_tokens >= max_num_seqs)
   - a running request holds the blocks of all tokens it has; only a decode can need one more
   - a block is offered to the prefix cache after the step that computed it, never while it is in flight
   - the oldest running request is never preempted for a younger one, so somebody always gets through
@@ -94,13 +96,13 @@ class Scheduler:
     def schedule(self, now_s: float = 0.0) -> Step:
         self.now_s = now_s
         step = Step()
-        decodes, open_prefills = step.decodes, []
+        decodes, answers, open_prefills = step.decodes, [], []
         running = self.running
         i = 0
         while i < len(running):  # not `for`: preemption shortens the list from its end
             request = running[i]
             if request.num_tokens - request.num_computed_tokens > 1:
-                open_prefills.append(request)
+                (answers if request.num_computed_tokens >= request.num_prompt_tokens else open_prefills).append(request)
             elif request.num_tokens <= request.capacity or self._grow(request, step):
                 decodes.append(request)
             else:
@@ -108,6 +110,8 @@ class Scheduler:
             i += 1
         budget = self.max_num_batched_tokens - len(decodes)
 
+        for i, request in enumerate(answers):  # each leaves one token for every other: an answer must not stand still
+            budget -= self._prefill(request, budget - (len(answers) - i - 1), step)
         for request in open_prefills:
             if budget > 0:
                 budget -= self._prefill(request, budget, step)
@@ -179,8 +183,9 @@ class Scheduler:
 
     # --- the result -----------------------------------------------------------------------------------------
 
-    def update(self, step: Step, token_ids: Sequence[int], now_s: float = 0.0) -> list[Request]:
-        """Book a step's outcome; `token_ids` belong to `step.sampled()`, in order. Returns the requests that ended."""
+    def update(self, step: Step, token_ids: Sequence[int | None], now_s: float = 0.0) -> list[Request]:
+        """Book a step's outcome; `token_ids` belong to `step.sampled()`, in order; None stands for "no token is allowed", and ends its
+        request with an error. Returns the requests that ended."""
         self.now_s = now_s
         sampled = step.sampled()
         if len(token_ids) != len(sampled):
@@ -198,6 +203,11 @@ class Scheduler:
                     self._offer_blocks(request)
         ended = []
         for request, token in zip(sampled, token_ids):
+            if token is None:
+                request.error = (f"structured_outputs: after {request.num_tokens - request.num_prompt_tokens} tokens no token of this model's "
+                                 f"vocabulary can go on as asked; ask for what it can spell, or use another model")
+                ended.append((request, "error"))
+                continue
             request.token_ids.append(token)
             request.num_tokens += 1
             request.timeline.token_s.append(now_s)
@@ -211,6 +221,32 @@ class Scheduler:
                 self._end(request, reason)
             self.running = [request for request in self.running if request.status is Status.RUNNING]
         return [request for request, _ in ended]
+
+    def room(self, request: Request) -> int:
+        """How many tokens `append` can take now: those that the request's blocks and the free ones hold, without its last, which is always
+        sampled: it ends the request, or not."""
+        if request.status is not Status.RUNNING:
+            return 0
+        held = request.capacity + self.pool.num_free_blocks * self.pool.block_size
+        return max(0, min(held, request.max_num_tokens - 1) - request.num_tokens)
+
+    def append(self, request: Request, token_ids: Sequence[int], now_s: float = 0.0) -> None:
+        """Give a running request tokens that were not sampled, with blocks for them; call between steps. The next steps compute them, as
+        many at once as the budget allows. Nobody is preempted for it.
+
+        Raises:
+            ValueError: there are more than `room` for; nothing is changed.
+        """
+        if len(token_ids) > self.room(request):
+            raise ValueError(f"{len(token_ids)} tokens are appended to {request} and there is room for {self.room(request)}")
+        if token_ids:
+            request.token_ids += token_ids
+            request.num_tokens += len(token_ids)
+            request.timeline.token_s += [now_s] * len(token_ids)
+            missing = self.pool.blocks_for(request.num_tokens) - len(request.block_ids)
+            if missing > 0:
+                request.block_ids += self.pool.allocate(missing)
+                request.capacity += missing * self.pool.block_size
 
     def _offer_blocks(self, request: Request) -> None:
         """Make the blocks that are now fully computed findable."""
@@ -247,6 +283,9 @@ class Scheduler:
             assert request.status is Status.RUNNING, request
             assert 0 <= request.num_computed_tokens < request.num_tokens <= request.max_num_tokens, request
             assert request.num_tokens - 1 <= request.capacity == len(request.block_ids) * self.pool.block_size, request
+            lacks = request.num_tokens - request.num_computed_tokens
+            assert lacks == 1 or request.num_tokens <= request.capacity, request
+            assert len(request.timeline.token_s) == request.num_tokens - request.num_prompt_tokens, request
         for request in self.waiting:
             assert request.status is Status.WAITING and not request.block_ids and not request.num_computed_tokens, request
         assert len(self.running) <= self.max_num_seqs

@@ -1,0 +1,230 @@
+"""Structured outputs: which tokens a grammar allows next, one bit a token. The automata are xgrammar's.
+
+A grammar is compiled once for a vocabulary and kept by its content; each request that asks for it follows it with a matcher of its own:
+
+    fill      the mask of the next token                                   before sampling     sampling.py
+    accept    one step along the chosen token                              after sampling      sampling.py
+    jump      further steps, where only one text can follow                between two steps   engine.py
+
+A token is known to the automata by its bytes. Control tokens (`<|im_start|>`) have a byte before their name that occurs in no text, so
+that no text, however free, spells one; a structural tag may still name one as a token.
+"""
+from __future__ import annotations
+
+import json
+import re
+from collections import OrderedDict
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Sequence
+
+import torch
+from torch import Tensor
+
+from .grammar_limits import check_rules, check_source
+from .request import RequestError, StructuredOutputsParams
+
+if TYPE_CHECKING:
+    from .tokenizer import Tokenizer
+
+__all__ = ["GrammarBackend", "Matcher", "mask_logits"]
+
+CACHE_BYTES = 64 << 20
+NOT_TEXT = b"\xff"  # in no UTF-8
+# In a structural tag: formats that match any token but those they exclude.
+ANY_TOKEN_FORMATS = {"any_tokens", "exclude_token", "token_triggered_tags", "token_dispatch"}
+
+
+class GrammarBackend:
+    """The grammars of one model. Any thread may compile; xgrammar is imported at the first one.
+
+    Args:
+        vocab_size: width of the model's logits, which may be more than the tokenizer knows.
+        stop_token_ids: the tokens that end an answer: allowed when the grammar is complete, and only then.
+        cache_bytes: limit of the compiled grammars that are kept; the last one always is.
+    """
+
+    def __init__(self, tokenizer: Tokenizer | None, vocab_size: int, stop_token_ids: Sequence[int], *, cache_bytes: int = CACHE_BYTES) -> None:
+        self.tokenizer, self.vocab_size, self.stop_token_ids = tokenizer, vocab_size, list(stop_token_ids)
+        self.cache_bytes = cache_bytes
+        self.num_compiled = 0
+        self._compiler: Any = None
+        self._compiled: OrderedDict[tuple[str, str], Any] = OrderedDict()  # (kind, source) -> xgrammar's, least recently used first
+        self._cached, self._compiling = Lock(), Lock()
+
+    def compile(self, params: StructuredOutputsParams) -> Any:
+        """xgrammar's `CompiledGrammar`. One grammar is compiled at a time, outside Python's global lock.
+
+        Raises:
+            RequestError: the grammar is wrong or too large, or the model or the installation cannot follow one.
+        """
+        key = params.kind, params.source
+        found = self._find(key)
+        if found is None:
+            with self._compiling:
+                found = self._find(key)  # another thread may have been first
+                if found is None:
+                    found = self._compile(*key)
+                    self._keep(key, found)
+        return found
+
+    def matcher(self, params: StructuredOutputsParams) -> Matcher:
+        """The state of one request at its start. Raises what `compile` raises."""
+        compiled = self.compile(params)
+        from xgrammar import GrammarMatcher
+
+        return Matcher(GrammarMatcher(compiled), self.tokenizer)
+
+    # --- the cache ------------------------------------------------------------------------------------------
+
+    def _find(self, key: tuple[str, str]) -> Any:
+        with self._cached:
+            if key in self._compiled:
+                self._compiled.move_to_end(key)
+            return self._compiled.get(key)
+
+    def _keep(self, key: tuple[str, str], compiled: Any) -> None:
+        with self._cached:
+            self._compiled[key] = compiled
+            self.num_compiled += 1
+            while len(self._compiled) > 1 and self.cached_bytes > self.cache_bytes:
+                self._compiled.popitem(last=False)
+
+    @property
+    def cached_bytes(self) -> int:
+        """Memory of the grammars that are kept, their sources included."""
+        return sum(compiled.memory_size_bytes + len(source) for (_, source), compiled in self._compiled.items())
+
+    # --- compiling ------------------------------------------------------------------------------------------
+
+    def _compile(self, kind: str, source: str) -> Any:
+        compiler = self._compiler = self._compiler or self._new_compiler()
+        check_source(kind, source)
+        try:
+            grammar = self._grammar(kind, source)
+            check_rules(kind, str(grammar))
+            return compiler.compile_grammar(grammar)
+        except RequestError:
+            raise
+        except (RuntimeError, ValueError, TypeError) as error:  # its own errors are RuntimeErrors; the others are pydantic's and the binding's
+            raise RequestError(f"structured_outputs.{kind}: {_reason(error)}; correct it, or ask for less") from error
+
+    def _grammar(self, kind: str, source: str) -> Any:
+        """xgrammar's `Grammar`: rules, not yet related to a vocabulary."""
+        from xgrammar import Grammar
+
+        if kind == "json":
+            # One way to write each value: a model that may put blanks anywhere can put them for ever, and nothing would be forced.
+            return Grammar.from_json_schema(source, any_whitespace=False)
+        if kind == "regex":
+            return Grammar.from_regex(source)
+        if kind == "grammar":
+            return Grammar.from_ebnf(source)
+        if kind == "choice":
+            elements = [{"type": "const_string", "value": text} for text in json.loads(source)]
+            return Grammar.from_structural_tag(json.dumps({"type": "structural_tag", "format": {"type": "or", "elements": elements}}))
+        return Grammar.from_structural_tag(json.dumps(self._with_token_ids(json.loads(source))))
+
+    def _new_compiler(self) -> Any:
+        if self.tokenizer is None or not self.stop_token_ids:
+            lack = "tokenizer" if self.tokenizer is None else "end token"
+            raise RequestError(f"structured_outputs: this model has no {lack}, so no grammar can be followed; leave it out")
+        try:
+            import xgrammar
+        except ImportError as error:
+            raise RequestError("structured_outputs: needs xgrammar; install it with  pip install 'minengine[serve]'") from error
+        special = self.tokenizer.special_ids
+        tokens = [(NOT_TEXT if id in special else b"") + self.tokenizer.token_bytes(id) for id in range(self.vocab_size)]
+        vocabulary = xgrammar.TokenizerInfo(tokens, xgrammar.VocabType.RAW, vocab_size=self.vocab_size, stop_token_ids=self.stop_token_ids)
+        # Not xgrammar's cache: it takes parts of grammars that name different tokens for the same (0.2.8), and masks the wrong ones.
+        return xgrammar.GrammarCompiler(vocabulary, max_threads=1, cache_enabled=False)
+
+    def _with_token_ids(self, format: Any) -> Any:
+        """A structural tag with ids for the names of tokens. "Any token" is any but the control tokens, which have to be named."""
+        if isinstance(format, list):
+            return [self._with_token_ids(part) for part in format]
+        if not isinstance(format, dict):
+            return format
+        kind = format.get("type")
+        new = {key: part if key == "json_schema" else self._with_token_ids(part) for key, part in format.items()}
+        for key in {"token", "trigger_tokens", "exclude_tokens"} & new.keys():
+            new[key] = [self._id(name) for name in new[key]] if isinstance(new[key], list) else self._id(new[key])
+        if kind == "token_dispatch" and isinstance(new.get("rules"), list):
+            new["rules"] = [[self._id(rule[0]), *rule[1:]] if isinstance(rule, list) and rule else rule for rule in new["rules"]]
+        if kind in ANY_TOKEN_FORMATS:
+            triggers = new.get("trigger_tokens") or [rule[0] for rule in new.get("rules") or () if isinstance(rule, list) and rule]
+            excluded = new.get("exclude_tokens") or []
+            new["exclude_tokens"] = excluded + sorted(self.tokenizer.special_ids.difference(t for t in excluded + triggers if isinstance(t, int)))
+        return new
+
+    def _id(self, name: Any) -> Any:
+        id = self.tokenizer.backend.token_to_id(name) if isinstance(name, str) else name
+        if id is None:
+            raise RequestError(f"structured_outputs.structural_tag: this model has no token {name!r}; name one that it has, or write it as a string")
+        return id
+
+
+class Matcher:
+    """How far one answer has come in its grammar."""
+
+    def __init__(self, state: Any, tokenizer: Tokenizer) -> None:
+        self._state, self._tokenizer = state, tokenizer
+
+    def fill(self, mask: Tensor, row: int) -> None:
+        """Write the tokens that may come next to row `row` of `mask` (S, ceil(V / 32)) int32: bit i of word w is token 32 w + i."""
+        self._state.fill_next_token_bitmask(mask, row)
+
+    def accept(self, token: int) -> bool:
+        """Go on by one token; False, and nothing changed, if the grammar does not allow it."""
+        return self._state.accept_token(token)
+
+    @property
+    def finished(self) -> bool:
+        """The answer is complete and its end token has come."""
+        return self._state.is_terminated()
+
+    def jump(self, room: int) -> list[int]:
+        """Go on by the text that must come next, at most `room` tokens; returns them.
+
+        The tokens are those that the tokenizer gives that text by itself, without the last: where the forced text ends, the model may
+        prefer a token that reaches further.
+        """
+        text = self._state.find_jump_forward_string() if room > 0 else ""
+        if not text:
+            return []
+        tokens = []
+        for token in self._tokenizer.encode(text, add_special_tokens=False)[:-1][:room]:
+            # Refused: what is written like a control token, or what a tokenizer adds, a blank in front for instance.
+            if not self.accept(token):
+                break
+            tokens.append(token)
+        return tokens
+
+
+def mask_logits(logits: Tensor, matchers: Sequence[Matcher | None]) -> tuple[Tensor, list[int]]:
+    """Take out what the grammars do not allow next.
+
+    Args:
+        logits: (S, V), left as they are.
+        matchers: one a row; None leaves the row as it is.
+
+    Returns:
+        logits (S, V) with -inf in the places of all other tokens; the rows where no token is left.
+    """
+    from xgrammar import apply_token_bitmask_inplace
+
+    rows = [row for row, matcher in enumerate(matchers) if matcher is not None]
+    mask = torch.full((len(matchers), -(-logits.shape[-1] // 32)), -1, dtype=torch.int32)
+    for row in rows:
+        matchers[row].fill(mask, row)
+    some = mask.any(-1).tolist()
+    masked = logits.clone()
+    apply_token_bitmask_inplace(masked, mask.to(logits.device, non_blocking=True), vocab_size=logits.shape[-1],
+                                indices=None if len(rows) == len(matchers) else rows)
+    return masked, [row for row in rows if not some[row]]
+
+
+def _reason(error: Exception) -> str:
+    """xgrammar's message without the place in its source, on one line."""
+    text = re.sub(r"^\[[\d:]+\] \S+:\d+: ", "", str(error).strip())
+    text = re.sub(r"^Check failed: \(.*?\) is (?:true|false): ", "", text)
+    return " ".join(text.split()).rstrip(".;")[:300] or type(error).__name__
