@@ -48,13 +48,13 @@ class ChatPrompts:
             tokenizer = Tokenizer(tokenizer.backend, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token,
                                   chat_template=Path(chat_template).read_text(encoding="utf-8"))
         self.tokenizer, self.tool_format, self.limits = tokenizer, tool_format, limits
-        user, called = {"role": "user", "content": "a"}, {"id": "0", "type": "function", "function": {"name": MARK, "arguments": {}}}
+        user, called = {"role": "user", "content": "a"}, {"id": "0", "type": "function", "function": {"name": MARK, "arguments": {"a": MARK}}}
         tool = {"type": "function", "function": {"name": MARK, "description": "", "parameters": {"type": "object", "properties": {}}}}
         answered = [{"role": "assistant", "content": "b", "tool_calls": [called]}, {"role": "tool", "tool_call_id": "0", "name": "c", "content": MARK}]
         self.knows_tools = self._shows([user], [tool])
         self.knows_calls = self._shows([user, answered[0]])
         plain = [user, {"role": "assistant", "content": "b"}] if not self.knows_calls else [user, {**answered[0], "tool_calls": [
-            {**called, "function": {"name": "c", "arguments": {}}}]}]
+            {**called, "function": {"name": "c", "arguments": {"a": "d"}}}]}]
         self.knows_results = self._shows([*plain, answered[1]])
 
     def _shows(self, turns: list[Turn], tools: list[Turn] | None = None) -> bool:

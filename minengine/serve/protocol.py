@@ -98,7 +98,7 @@ def json_field(text: str, field: str, limits: ServeLimits) -> Any:
         RequestError: it does not.
     """
     try:
-        return parse_json(text.encode(), limits.max_json_depth)
+        return parse_json(text.encode(), limits)
     except ApiError as error:
         raise RequestError(f"{field}: {error.message.removeprefix('body: ')}") from None
 

@@ -26,7 +26,7 @@ def chat_structure(body: ChatCompletionRequest, tool_format: str, *, tool_gramma
     """
     asked = [name for name, given in (("structured_outputs", body.structured_outputs is not None),
                                       ("response_format", body.response_format is not None and body.response_format.type != "text"),
-                                      ("tools", bool(body.tools) and body.tool_choice != "none")) if given]
+                                      ("tools", tool_grammar and bool(body.tools) and body.tool_choice != "none")) if given]
     if len(asked) > 1:
         raise RequestError(f"{asked[0]}: an answer has one structure and {asked[1]} asks for another; leave one out"
                            + (", or send tool_choice='none'" if asked[1] == "tools" else ""))
