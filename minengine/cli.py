@@ -189,13 +189,14 @@ def _chat(args: argparse.Namespace) -> int:
 
 
 def _serve(args: argparse.Namespace) -> int:
+    options = serve_args(args, EngineArgs(**_engine_args(args), seed=args.seed))
     try:
         from .serve.server import run
     except ModuleNotFoundError as error:
         if error.name not in SERVE_PACKAGES:
             raise
         raise ConfigError(f"serve: the package {error.name} is not installed; install it with: pip install 'minengine[serve]'") from error
-    return run(serve_args(args, EngineArgs(**_engine_args(args), seed=args.seed)))
+    return run(options)
 
 
 def _train_mini(args: argparse.Namespace) -> int:

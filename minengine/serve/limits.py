@@ -58,8 +58,8 @@ def check_schema(schema: Any, field: str, limits: ServeLimits) -> None:
         RequestError: it is no schema, or too large.
     """
     if not isinstance(schema, (dict, bool)):
-        raise RequestError(f"{field}: is a {type(schema).__name__}; send a JSON schema, which is an object")
-    level: list[Any] = [schema]
+        raise RequestError(f"{field}: is a {type(schema).__name__} and no JSON schema; send an object")
+    level: list[Any] = [schema] if isinstance(schema, dict) else []  # true and false are schemas too
     depth = 0
     while level:  # breadth first, without recursion: depth is what is being checked
         depth += 1
@@ -83,16 +83,15 @@ def check_regex(pattern: str, field: str, limits: ServeLimits) -> None:
     for repeat in _REPEAT.finditer(pattern):
         largest = max(repeat[1], repeat[2] or "", key=lambda digits: (len(digits), digits))
         if len(largest) > 9 or int(largest) > limits.max_schema_count:
-            raise RequestError(f"{field}: repeats something {repeat[0][:24]} times and the server takes {limits.max_schema_count}; "
-                               "use a smaller count or raise max_schema_count")
+            raise RequestError(f"{field}: repeats something {repeat[0][:24]} times, above max_schema_count={limits.max_schema_count}; "
+                               "use a smaller count or raise the limit")
 
 
 def _check_keywords(node: dict[str, Any], field: str, limits: ServeLimits) -> None:
     for keyword in _KEYWORD_OF_COUNT:
         count = node.get(keyword)
         if isinstance(count, (int, float)) and count > limits.max_schema_count:
-            raise RequestError(f"{field}: has {keyword} {str(count)[:24]} and the server takes {limits.max_schema_count}; "
-                               "use a smaller count or raise max_schema_count")
+            raise RequestError(f"{field}: has a {keyword} above max_schema_count={limits.max_schema_count}; use a smaller one or raise the limit")
     if isinstance(pattern := node.get("pattern"), str):
         check_regex(pattern, f"{field}.pattern", limits)
     patterns = node.get("patternProperties")

@@ -13,7 +13,7 @@ from ..async_llm import AsyncLLM
 from ..config import ConfigError
 from .app import create_app
 from .args import ServeArgs
-from .auth import is_loopback
+from .auth import ApiKeys, is_loopback
 from .state import ServerState
 
 __all__ = ["ServeArgs", "run"]
@@ -29,8 +29,9 @@ def run(args: ServeArgs) -> int:
     Raises:
         ConfigError: the address is taken or is none of this machine's, or the engine or a file of `args` cannot be used.
     """
-    listening = _bind(args.host, args.port)  # before the model is loaded: a taken port is found at once
-    with listening:
+    if args.api_key_file is not None:
+        ApiKeys(args.api_key_file)  # read now too: what is wrong with it, or with the address, is found before a model is loaded
+    with _bind(args.host, args.port) as listening:
         engine = AsyncLLM.from_engine_args(args.engine, max_num_waiting=args.max_num_waiting)
         app = create_app(engine, args)
         _allow_many_files()
