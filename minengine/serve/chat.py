@@ -9,12 +9,13 @@ from ..request import RequestError
 from .answer import Answer
 from .body import JsonRoute
 from .choices import Choice, Piece
-from .limits import check_count, check_schema
+from .limits import check_count
 from .logprobs import ChatLogprobs
 from .protocol import ChatCompletionRequest
+from .reasoning import ReasoningParser
 from .sse import json_bytes
 from .state import ServerState
-from .structured import chat_structure
+from .structured import chat_structure, check_tool_fields
 from .tools import ToolCallParser
 
 __all__ = ["router"]
@@ -28,10 +29,10 @@ async def chat_completions(body: ChatCompletionRequest, request: Request) -> Res
     server: ServerState = request.app.state.server
     server.check_model(body.model)
     body.check(server.limits)
-    _check_tools(body, server)
+    check_tool_fields(body, server.limits)
     prompts = server.prompts
     prompt = await prompts.prompt(body)
-    structured = chat_structure(body, prompts.tool_format, tool_grammar=server.args.tool_grammar, reasoning=prompt.reasoning, limits=server.limits)
+    structured = await chat_structure(body, server, reasoning=prompt.reasoning)
     field = "max_completion_tokens" if body.max_completion_tokens is not None else "max_tokens"
     max_tokens = body.room("messages", field, len(prompt.token_ids), server.engine.max_model_len)
     params = body.sampling_params(max_tokens=max_tokens, logprobs=_top_logprobs(body, server), structured=structured)
@@ -40,11 +41,11 @@ async def chat_completions(body: ChatCompletionRequest, request: Request) -> Res
     return ChatAnswer(server, body, [prompt.token_ids], [params], choices, request.headers.get("x-session-id")).response()
 
 
-def _parser(body: ChatCompletionRequest, tool_format: str, reasoning: bool) -> ToolCallParser | None:
+def _parser(body: ChatCompletionRequest, tool_format: str, reasoning: bool) -> ToolCallParser | ReasoningParser | None:
     """One a choice: it holds the choice's text so far."""
     if body.tools and body.tool_choice != "none":
         return ToolCallParser(tool_format, [tool.model_dump(exclude_none=True) for tool in body.tools], reasoning)
-    return ToolCallParser(tool_format, [], reasoning) if reasoning else None
+    return ReasoningParser() if reasoning else None
 
 
 def _top_logprobs(body: ChatCompletionRequest, server: ServerState) -> int | None:
@@ -53,25 +54,6 @@ def _top_logprobs(body: ChatCompletionRequest, server: ServerState) -> int | Non
             raise RequestError(f"top_logprobs={body.top_logprobs}: needs logprobs=true; send both or neither")
         check_count(body.top_logprobs, server.limits.max_top_logprobs, "top_logprobs", "tokens", "max_top_logprobs")
     return (body.top_logprobs or 0) if body.logprobs else None
-
-
-def _check_tools(body: ChatCompletionRequest, server: ServerState) -> None:
-    tools, choice = body.tools or [], body.tool_choice
-    check_count(len(tools), server.limits.max_tools, "tools", "tools", "max_tools")
-    names: set[str] = set()
-    for at, tool in enumerate(tools):
-        name, schema = tool.function.name, tool.function.parameters
-        if name in names:
-            raise RequestError(f"tools.{at}.function.name={name!r}: is the name of an earlier tool too; give each tool its own")
-        names.add(name)
-        if schema is not None:
-            check_schema(schema, f"tools.{at}.function.parameters", server.limits)
-    if isinstance(choice, dict):
-        name = choice["function"]["name"]
-        if name not in names:
-            raise RequestError(f"tool_choice.function.name={name[:80]!r}: is no tool of this request; use one of {', '.join(sorted(names)) or 'its tools'}")
-    elif choice == "required" and not tools:
-        raise RequestError("tool_choice='required': there is no tool to call; send tools, or tool_choice='auto'")
 
 
 class ChatAnswer(Answer):
@@ -84,16 +66,16 @@ class ChatAnswer(Answer):
         index, logprobs = piece.choice.index, _logprobs(piece.logprobs)
         if not piece.reasoning and not piece.calls and piece.finish_reason is None and piece.logprobs is None:  # nearly every token
             return self._chunk(index, b'{"content":' + json_bytes(piece.content) + b"}") if piece.content else b""
-        events = []
+        deltas: list[dict[str, Any]] = []
         if piece.reasoning:
-            events.append({"reasoning_content": piece.reasoning})
+            deltas.append({"reasoning_content": piece.reasoning})
         if piece.content:
-            events.append({"content": piece.content})
+            deltas.append({"content": piece.content})
         if piece.calls:
-            events.append({"tool_calls": [{"index": piece.first_call + at, **call} for at, call in enumerate(piece.calls)]})
-        if not events and piece.logprobs is not None:
-            events.append({"content": ""})
-        written = [self._chunk(index, json_bytes(delta), b"null" if at else json_bytes(logprobs)) for at, delta in enumerate(events)]
+            deltas.append({"tool_calls": [{"index": piece.first_call + at, **call} for at, call in enumerate(piece.calls)]})
+        if not deltas and piece.logprobs is not None:
+            deltas.append({"content": ""})
+        written = [self._chunk(index, json_bytes(delta), b"null" if at else json_bytes(logprobs)) for at, delta in enumerate(deltas)]
         if piece.finish_reason is not None:
             written.append(self._chunk(index, b"{}", finish_reason=json_bytes(piece.finish_reason)))
         return b"".join(written)

@@ -14,6 +14,7 @@ from uuid import uuid4
 from ..request import RequestOutput, Timeline
 from .errors import ApiError
 from .metrics import ServerMetrics
+from .reasoning import ReasoningParser
 from .tools import ToolCallParser
 
 __all__ = ["Choice", "Piece", "Usage", "pieces", "timeline"]
@@ -42,7 +43,7 @@ class Choice:
     """
 
     index: int
-    parser: ToolCallParser | None = None
+    parser: ToolCallParser | ReasoningParser | None = None
     logprobs: Callable[[RequestOutput], Any] | None = None
     num_calls: int = 0
 

@@ -46,6 +46,10 @@ def _check(body: CompletionRequest, server: ServerState) -> None:
     check_count(len(body.prompt), limits.max_prompts, "prompt", "prompts", "max_prompts")
     check_count(sum(len(prompt) for prompt in body.prompt if isinstance(prompt, str)), limits.max_prompt_chars, "prompt", "characters", "max_prompt_chars")
     check_count(body.logprobs or 0, limits.max_top_logprobs, "logprobs", "tokens", "max_top_logprobs")
+    vocab = server.engine.model_config.vocab_size
+    for prompt in body.prompt:
+        if not isinstance(prompt, str) and not 0 <= min(prompt) <= max(prompt) < vocab:
+            raise RequestError(f"prompt: {next(id for id in prompt if not 0 <= id < vocab)} is not a token; ids go from 0 to {vocab - 1}")
     if body.echo and body.logprobs is not None:
         raise RequestError("echo=true: the prompt's own log-probabilities are not kept; leave out echo or logprobs")
 

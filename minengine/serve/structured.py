@@ -1,44 +1,102 @@
 """What an answer must look like: `response_format`, `structured_outputs` and tools, as the engine's `StructuredOutputsParams`."""
 from __future__ import annotations
 
+import asyncio
+import json
+import re
+from functools import lru_cache
 from typing import Any
 
 from ..request import RequestError, StructuredOutputsParams
 from .limits import ServeLimits, check_count, check_regex, check_schema
 from .protocol import ChatCompletionRequest, StructuredOutputs, json_field
-from .tools import structural_tag
+from .state import ServerState
+from .tools import check_tools, structural_tag
 
-__all__ = ["chat_structure", "extension"]
+__all__ = ["chat_structure", "check_tool_fields", "extension"]
 
-THINK_END = "</think>"
+THOUGHT = {"type": "tag", "begin": "", "content": {"type": "any_text"}, "end": "</think>"}
+TAGS_KEPT = 32  # lists of tools whose grammars need not be written again; the compiled ones are the engine's to keep
 
 
-def chat_structure(body: ChatCompletionRequest, tool_format: str, *, tool_grammar: bool, reasoning: bool,
-                   limits: ServeLimits) -> StructuredOutputsParams | None:
-    """The structure of a chat's answer, or None when any text will do.
+async def chat_structure(body: ChatCompletionRequest, server: ServerState, *, reasoning: bool) -> StructuredOutputsParams | None:
+    """The structure of a chat's answer, compiled; None when any text will do.
 
     Args:
-        tool_grammar: hold calls to their tools' schemas while they are generated.
         reasoning: the answer begins inside reasoning, which stays free up to its end.
 
     Raises:
         RequestError: two fields ask for different structures, or one for something that cannot be followed.
     """
+    calls = bool(body.tools) and server.args.tool_grammar
     asked = [name for name, given in (("structured_outputs", body.structured_outputs is not None),
                                       ("response_format", body.response_format is not None and body.response_format.type != "text"),
-                                      ("tools", tool_grammar and bool(body.tools) and body.tool_choice != "none")) if given]
+                                      ("tools", calls and body.tool_choice != "none")) if given]
     if len(asked) > 1:
         raise RequestError(f"{asked[0]}: an answer has one structure and {asked[1]} asks for another; leave one out"
                            + (", or send tool_choice='none'" if asked[1] == "tools" else ""))
     if body.structured_outputs is not None:
-        return extension(body.structured_outputs, limits)
-    if "response_format" in asked:
-        return _behind_reasoning(_response_schema(body, limits)) if reasoning else StructuredOutputsParams(json=_response_schema(body, limits))
-    if not body.tools or not tool_grammar:
+        return extension(body.structured_outputs, server.limits)
+    field = "tools"
+    if asked == ["response_format"]:
+        field = "response_format.json_schema.schema"
+        structured = _formatted({"type": "json_schema", "json_schema": _response_schema(body, server.limits)}, reasoning)
+    elif calls:
+        tools = json.dumps([tool.model_dump(exclude_none=True) for tool in body.tools])
+        structured = await asyncio.to_thread(_calls, server.prompts.tool_format, tools, json.dumps(body.tool_choice),
+                                             body.parallel_tool_calls is not False, reasoning)
+    else:
         return None
-    tag = structural_tag(tool_format, [tool.model_dump(exclude_none=True) for tool in body.tools], body.tool_choice,
-                         body.parallel_tool_calls is not False, reasoning)
-    return None if tag is None else StructuredOutputsParams(structural_tag=tag)
+    try:
+        await server.engine.compile(structured)
+    except RequestError as error:  # the engine knows the structure by its own name for it
+        raise RequestError(re.sub(r"^structured_outputs(\.\w+)?", field, str(error))) from error
+    return structured
+
+
+@lru_cache(TAGS_KEPT)
+def _calls(tool_format: str, tools: str, tool_choice: str, parallel_tool_calls: bool, reasoning: bool) -> StructuredOutputsParams:
+    """The grammar of tool calls. Tools and choice come as JSON, by which they are found again; the first call imports xgrammar."""
+    try:
+        tag = structural_tag(tool_format, json.loads(tools), json.loads(tool_choice), parallel_tool_calls, False)
+    except RequestError as error:
+        raise _dotted(error) from error
+    return _formatted(tag["format"], reasoning)
+
+
+def _formatted(form: dict[str, Any], reasoning: bool) -> StructuredOutputsParams:
+    if reasoning:
+        form = {"type": "sequence", "elements": [THOUGHT, form]}
+    elif form["type"] == "json_schema":
+        return StructuredOutputsParams(json=form["json_schema"])
+    return StructuredOutputsParams(structural_tag={"type": "structural_tag", "format": form})
+
+
+def check_tool_fields(body: ChatCompletionRequest, limits: ServeLimits) -> None:
+    """
+    Raises:
+        RequestError: a tool is none or too large, or `tool_choice` names none of them.
+    """
+    check_count(len(body.tools or ()), limits.max_tools, "tools", "tools", "max_tools")
+    for at, tool in enumerate(body.tools or ()):
+        if tool.function.parameters is not None:
+            check_schema(tool.function.parameters, f"tools.{at}.function.parameters", limits)
+    try:
+        check_tools([tool.model_dump(exclude_none=True) for tool in body.tools or ()])
+    except RequestError as error:
+        raise _dotted(error) from error
+    if isinstance(body.tool_choice, dict):
+        name, names = body.tool_choice["function"]["name"], [tool.function.name for tool in body.tools or ()]
+        if name not in names:
+            raise RequestError(f"tool_choice.function.name={name[:80]!r}: is no tool of this request; use one that tools declares")
+    elif body.tool_choice == "required" and not body.tools:
+        raise RequestError("tool_choice='required': there is no tool to call; send tools, or tool_choice='auto'")
+
+
+def _dotted(error: RequestError) -> RequestError:
+    """`tools[0].function` as this server's errors write it, `tools.0.function`."""
+    field = re.match(r"[\w.\[\]$-]*", str(error))[0]
+    return RequestError(re.sub(r"\[(\d+)\]", r".\1", field) + str(error)[len(field):])
 
 
 def extension(outputs: StructuredOutputs, limits: ServeLimits) -> StructuredOutputsParams:
@@ -60,7 +118,6 @@ def extension(outputs: StructuredOutputs, limits: ServeLimits) -> StructuredOutp
     else:
         check_count(len(value), limits.max_choices, field, "texts", "max_choices")
         check_count(sum(map(len, value)), limits.max_grammar_chars, field, "characters", "max_grammar_chars")
-        value = tuple(value)
     return StructuredOutputsParams(**{name: value})
 
 
@@ -75,9 +132,3 @@ def _response_schema(body: ChatCompletionRequest, limits: ServeLimits) -> dict[s
         raise RequestError("response_format.json_schema.schema: is missing; send a JSON schema, or type='json_object' for any object")
     check_schema(schema, "response_format.json_schema.schema", limits)
     return schema
-
-
-def _behind_reasoning(schema: dict[str, Any]) -> StructuredOutputsParams:
-    thought = {"type": "tag", "begin": "", "content": {"type": "any_text"}, "end": THINK_END}
-    answer = {"type": "json_schema", "json_schema": schema}
-    return StructuredOutputsParams(structural_tag={"type": "structural_tag", "format": {"type": "sequence", "elements": [thought, answer]}})
