@@ -163,6 +163,9 @@ class LLMEngine:
         tokens = request.grammar.jump(self.scheduler.room(request))
         self.scheduler.append(request, tokens, self.scheduler.now_s)
         self.times.jump_forward_tokens += len(tokens)
+        if params.temperature > 0:
+            for _ in tokens:  # one draw a token, sampled or not: the rest of the answer does not depend on how many were forced at once
+                request.rng.random()
         return len(tokens)
 
     def _decode_text(self, request: Request, new: int) -> None:

@@ -6,14 +6,14 @@ A grammar is compiled once for a vocabulary and kept by its content; each reques
     accept    one step along the chosen token                              after sampling      sampling.py
     jump      further steps, where only one text can follow                between two steps   engine.py
 
-A token is known to the automata by its bytes. Control tokens (`<|im_start|>`) have a byte before their name that occurs in no text, so
-that no text, however free, spells one; a structural tag may still name one as a token.
+A token is known to the automata by its bytes. Control tokens (`<|im_start|>`) have none, so that no text, however free, spells one;
+only a grammar that names one as a token may have it.
 """
 from __future__ import annotations
 
 import json
 import re
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Sequence
 
@@ -30,8 +30,8 @@ __all__ = ["GrammarBackend", "Matcher", "mask_logits"]
 
 CACHE_BYTES = 64 << 20
 NOT_TEXT = b"\xff"  # in no UTF-8
-# In a structural tag: formats that match any token but those they exclude.
-ANY_TOKEN_FORMATS = {"any_tokens", "exclude_token", "token_triggered_tags", "token_dispatch"}
+LITERAL = re.compile(r'"(?:\\.|[^"\\])*"')
+NAMED = re.compile(r"(?<!Exclude)Token\(([\d, ]+)\)|\((\d+), \w")  # Token(1, 2), and TokenTagDispatch((1, rule), ...)
 
 
 class GrammarBackend:
@@ -47,7 +47,7 @@ class GrammarBackend:
         self.tokenizer, self.vocab_size, self.stop_token_ids = tokenizer, vocab_size, list(stop_token_ids)
         self.cache_bytes = cache_bytes
         self.num_compiled = 0
-        self._compiler: Any = None
+        self._text_compiler: Any = None
         self._compiled: OrderedDict[tuple[str, str], Any] = OrderedDict()  # (kind, source) -> xgrammar's, least recently used first
         self._cached, self._compiling = Lock(), Lock()
 
@@ -97,12 +97,13 @@ class GrammarBackend:
     # --- compiling ------------------------------------------------------------------------------------------
 
     def _compile(self, kind: str, source: str) -> Any:
-        compiler = self._compiler = self._compiler or self._new_compiler()
+        self._demand_support()
         check_source(kind, source)
         try:
             grammar = self._grammar(kind, source)
-            check_rules(kind, str(grammar))
-            return compiler.compile_grammar(grammar)
+            rules = str(grammar)
+            check_rules(kind, rules)
+            return self._compiler(self._named(rules)).compile_grammar(grammar)
         except RequestError:
             raise
         except (RuntimeError, ValueError, TypeError) as error:  # its own errors are RuntimeErrors; the others are pydantic's and the binding's
@@ -124,7 +125,7 @@ class GrammarBackend:
             return Grammar.from_structural_tag(json.dumps({"type": "structural_tag", "format": {"type": "or", "elements": elements}}))
         return Grammar.from_structural_tag(json.dumps(self._with_token_ids(json.loads(source))))
 
-    def _new_compiler(self) -> Any:
+    def _demand_support(self) -> None:
         if self.tokenizer is None or not self.stop_token_ids:
             lack = "tokenizer" if self.tokenizer is None else "end token"
             raise RequestError(f"structured_outputs: this model has no {lack}, so no grammar can be followed; leave it out")
@@ -132,28 +133,40 @@ class GrammarBackend:
             import xgrammar
         except ImportError as error:
             raise RequestError("structured_outputs: needs xgrammar; install it with  pip install 'minengine[serve]'") from error
-        special = self.tokenizer.special_ids
-        tokens = [(NOT_TEXT if id in special else b"") + self.tokenizer.token_bytes(id) for id in range(self.vocab_size)]
-        vocabulary = xgrammar.TokenizerInfo(tokens, xgrammar.VocabType.RAW, vocab_size=self.vocab_size, stop_token_ids=self.stop_token_ids)
+
+    def _named(self, rules: str) -> frozenset[int]:
+        """The control tokens that a grammar, as xgrammar prints it, names by their ids."""
+        if "Token" not in rules:
+            return frozenset()
+        found = NAMED.findall(LITERAL.sub('""', rules))
+        return frozenset(int(id) for ids in found for id in re.findall(r"\d+", ",".join(ids))) & self.tokenizer.special_ids
+
+    def _compiler(self, named: frozenset[int]) -> Any:
+        """A compiler for the vocabulary in which, of the control tokens, only these can occur."""
+        if not named and self._text_compiler is not None:
+            return self._text_compiler
+        from xgrammar import GrammarCompiler, TokenizerInfo, VocabType
+
+        bytes_of, hidden = self.tokenizer.token_bytes, self.tokenizer.special_ids - named
+        tokens = [b"" if id in hidden else NOT_TEXT * (id in named) + bytes_of(id) for id in range(self.vocab_size)]
+        vocabulary = TokenizerInfo(tokens, VocabType.RAW, vocab_size=self.vocab_size, stop_token_ids=self.stop_token_ids)
         # Not xgrammar's cache: it takes parts of grammars that name different tokens for the same (0.2.8), and masks the wrong ones.
-        return xgrammar.GrammarCompiler(vocabulary, max_threads=1, cache_enabled=False)
+        compiler = GrammarCompiler(vocabulary, max_threads=1, cache_enabled=False)
+        if not named:  # those that name some are few, and each has its own
+            self._text_compiler = compiler
+        return compiler
 
     def _with_token_ids(self, format: Any) -> Any:
-        """A structural tag with ids for the names of tokens. "Any token" is any but the control tokens, which have to be named."""
+        """A structural tag with ids for the names of tokens."""
         if isinstance(format, list):
             return [self._with_token_ids(part) for part in format]
         if not isinstance(format, dict):
             return format
-        kind = format.get("type")
         new = {key: part if key == "json_schema" else self._with_token_ids(part) for key, part in format.items()}
         for key in {"token", "trigger_tokens", "exclude_tokens"} & new.keys():
             new[key] = [self._id(name) for name in new[key]] if isinstance(new[key], list) else self._id(new[key])
-        if kind == "token_dispatch" and isinstance(new.get("rules"), list):
+        if new.get("type") == "token_dispatch" and isinstance(new.get("rules"), list):
             new["rules"] = [[self._id(rule[0]), *rule[1:]] if isinstance(rule, list) and rule else rule for rule in new["rules"]]
-        if kind in ANY_TOKEN_FORMATS:
-            triggers = new.get("trigger_tokens") or [rule[0] for rule in new.get("rules") or () if isinstance(rule, list) and rule]
-            excluded = new.get("exclude_tokens") or []
-            new["exclude_tokens"] = excluded + sorted(self.tokenizer.special_ids.difference(t for t in excluded + triggers if isinstance(t, int)))
         return new
 
     def _id(self, name: Any) -> Any:
@@ -164,17 +177,29 @@ class GrammarBackend:
 
 
 class Matcher:
-    """How far one answer has come in its grammar."""
+    """How far one answer has come in its grammar.
+
+    Forced tokens are decided when their text becomes the only one, and then come one after the other, whether there is room for all of
+    them at once or they wait for the next steps: so an answer does not depend on who shares the pool.
+    """
 
     def __init__(self, state: Any, tokenizer: Tokenizer) -> None:
         self._state, self._tokenizer = state, tokenizer
+        self._forced: deque[int] = deque()  # tokens that come next
 
     def fill(self, mask: Tensor, row: int) -> None:
         """Write the tokens that may come next to row `row` of `mask` (S, ceil(V / 32)) int32: bit i of word w is token 32 w + i."""
-        self._state.fill_next_token_bitmask(mask, row)
+        if self._forced:
+            word, bit = divmod(self._forced[0], 32)
+            mask[row] = 0
+            mask[row, word] = (1 << bit) - (1 << 32) * (bit == 31)  # the highest bit is the sign
+        else:
+            self._state.fill_next_token_bitmask(mask, row)
 
     def accept(self, token: int) -> bool:
         """Go on by one token; False, and nothing changed, if the grammar does not allow it."""
+        if self._forced and self._forced.popleft() != token:
+            raise ValueError(f"token {token} is accepted where another is forced")
         return self._state.accept_token(token)
 
     @property
@@ -188,15 +213,26 @@ class Matcher:
         The tokens are those that the tokenizer gives that text by itself, without the last: where the forced text ends, the model may
         prefer a token that reaches further.
         """
-        text = self._state.find_jump_forward_string() if room > 0 else ""
-        if not text:
+        if not self._forced:
+            self._forced.extend(self._forced_tokens())
+        tokens = [self._forced.popleft() for _ in range(min(room, len(self._forced)))]
+        for token in tokens:
+            self._state.accept_token(token)
+        return tokens
+
+    def _forced_tokens(self) -> list[int]:
+        try:
+            text = self._state.find_jump_forward_string()
+        except UnicodeDecodeError:  # it begins or ends inside a character
             return []
         tokens = []
-        for token in self._tokenizer.encode(text, add_special_tokens=False)[:-1][:room]:
-            # Refused: what is written like a control token, or what a tokenizer adds, a blank in front for instance.
-            if not self.accept(token):
+        for token in self._tokenizer.encode(text, add_special_tokens=False)[:-1] if text else ():
+            # What is written like a control token is not one; and a tokenizer may add something, a blank in front for instance.
+            if token in self._tokenizer.special_ids or not self._state.accept_token(token):
                 break
             tokens.append(token)
+        if tokens:
+            self._state.rollback(len(tokens))
         return tokens
 
 

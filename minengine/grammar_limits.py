@@ -15,7 +15,7 @@ __all__ = ["MAX_ANSWER_CHARS", "MAX_DEPTH", "MAX_RULES", "MAX_SOURCE_CHARS", "ch
 
 MAX_SOURCE_CHARS = {"json": 65536, "regex": 4096, "choice": 65536, "grammar": 65536, "structural_tag": 262144}
 MAX_DEPTH = 64  # of nested JSON: the work grows with its cube
-MAX_RULES = 4096  # after all references and alternatives are written out: a schema can double them with each level
+MAX_RULES = 2048  # after all references and alternatives are written out: a schema can double them with each level
 # The shortest answer (and the longest text that can be forced) may have this many characters; an exponential nest of repeats or
 # references has more than memory holds.
 MAX_ANSWER_CHARS = 8192

@@ -219,7 +219,7 @@ class Request:
         self.stop_reason: int | str | None = None  # the stop token or string that ended it
         self.error: str | None = None
         self.timeline = Timeline(arrival_s=arrival_s)
-        # One draw a sampled token, whatever the batch; `seed` is the engine's for a request without one of its own.
+        # One draw an output token, whatever the batch; `seed` is the engine's for a request without one of its own.
         self.rng = Random(seed if params.seed is None else params.seed)
         self.logprobs: list[dict[int, Logprob]] | None = None if params.logprobs is None else []
         self.grammar: Any = None  # the grammar.Matcher that its tokens follow, or None
