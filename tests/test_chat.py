@@ -10,6 +10,8 @@ pytest.importorskip("fastapi", reason="the server's packages are missing; run: p
 
 from serving import server  # noqa: E402
 
+from minengine.serve.chat import ChatAnswer  # noqa: E402
+
 CHAT = "/v1/chat/completions"
 USER = {"role": "user", "content": "Name three colours."}
 GREEDY = {"messages": [USER], "temperature": 0, "max_tokens": 8}
@@ -205,6 +207,8 @@ SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type":
     ({"min_tokens": 5}, "min_tokens", "ignore_eos"),
     ({"stream": False, "stream_options": {"include_usage": True}}, "stream_options", "stream=true"),
     ({"return_timeline": True, "n": 2}, "return_timeline", "n=1"),
+    ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens", "send one of them"),
+    ({"user": "u" * 1000}, "user", "send fewer"),
     ({"temprature": 1}, "temprature", "check its spelling"),
     ({"tools": [{"type": "retrieval", "function": ADD["function"]}]}, "tools.0.type", "use 'function'"),
     ({"tools": [{"type": "function"}]}, "tools.0.function", "missing"),
@@ -282,6 +286,14 @@ def test_an_engine_that_dies_ends_a_stream_with_an_error_event():
         assert answer.status_code == 200 and chunks and last["error"]["code"] == "engine_dead" and last["error"]["type"] == "server_error"
         answer = client.post(CHAT, json={**GREEDY, "stream": True})  # on the same connection
         assert answer.status_code == 503 and answer.json()["error"]["code"] == "engine_dead"
+
+
+def test_a_fault_in_midstream_is_told_and_logged(served, monkeypatch, caplog):
+    well, left = ChatAnswer.chunk, iter([True, True])
+    monkeypatch.setattr(ChatAnswer, "chunk", lambda self, piece: well(self, piece) if next(left, False) else piece.nonsense)
+    *chunks, last = events(served.post(CHAT, {**GREEDY, "stream": True}).text)
+    assert len(chunks) == 3 and last["error"]["code"] == "internal_error" and "nonsense" not in last["error"]["message"]
+    served.wait_until(lambda stats: stats.num_running == 0 and stats.kv_cache_usage == 0 and "failed with AttributeError" in caplog.text)
 
 
 def test_an_answer_that_outgrows_the_pool_says_so():

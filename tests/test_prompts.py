@@ -6,6 +6,7 @@ import pytest
 
 pytest.importorskip("fastapi", reason="the server's packages are missing; run: pip install 'minengine[serve]'")
 
+from minengine.config import ConfigError  # noqa: E402
 from minengine.request import RequestError  # noqa: E402
 from minengine.serve.limits import ServeLimits  # noqa: E402
 from minengine.serve.prompts import ChatPrompts  # noqa: E402
@@ -41,6 +42,13 @@ def with_template(tmp_path):
         (tmp_path / "template.jinja").write_text(source)
         return ChatPrompts(tokenizer(), tool_format, str(tmp_path / "template.jinja"), ServeLimits())
     return make
+
+
+@pytest.mark.parametrize("source", [b"{% for m in messages %}", b"\xff"])
+def test_a_template_that_is_none_is_found_at_the_start(tmp_path, source):
+    (tmp_path / "template.jinja").write_bytes(source)
+    with pytest.raises(ConfigError, match="^chat_template"):
+        ChatPrompts(tokenizer(), "llama", str(tmp_path / "template.jinja"), ServeLimits())
 
 
 def text(prompts, messages, **fields):

@@ -6,15 +6,24 @@ from contextlib import aclosing
 from typing import Any, AsyncGenerator, Sequence
 from uuid import uuid4
 
+from starlette.requests import Request
 from starlette.types import Send
 
 from ..request import RequestOutput, SamplingParams
 from .choices import Choice, Piece, Usage, pieces, timeline
+from .limits import ServeLimits, check_count
 from .protocol import GenerationRequest
 from .sse import EngineResponse, json_bytes, send_events, send_json
 from .state import ServerState
 
-__all__ = ["Answer"]
+__all__ = ["Answer", "session_id"]
+
+def session_id(request: Request, limits: ServeLimits) -> str | None:
+    """What the header X-Session-Id says: requests that share it belong together."""
+    session = request.headers.get("x-session-id")
+    check_count(len(session or ""), limits.max_id_chars, "X-Session-Id", "characters", "max_id_chars")
+    return session
+
 
 class Answer:
     """
@@ -31,14 +40,14 @@ class Answer:
     chunk_object: str
 
     def __init__(self, server: ServerState, body: GenerationRequest, prompts: Sequence[str | list[int]], params: Sequence[Sequence[SamplingParams]],
-                 choices: list[Choice], session_id: str | None) -> None:
+                 choices: list[Choice], session: str | None) -> None:
         self.server, self.body, self.choices = server, body, choices
         self.id, self.created = f"{self.prefix}-{uuid4().hex}", int(time.time())
         self.usage = Usage(len(choices) // len(prompts))
         self.last: RequestOutput | None = None
         engine, salt = server.engine, body.cache_salt
         wanted = [(prompt, one) for prompt, of_prompt in zip(prompts, params) for one in of_prompt]
-        self.generators = [engine.generate(prompt, one, f"{self.id}-{index}", cache_salt=salt, session_id=session_id)
+        self.generators = [engine.generate(prompt, one, f"{self.id}-{index}", cache_salt=salt, session_id=session)
                            for index, (prompt, one) in enumerate(wanted)]
 
     def response(self) -> EngineResponse:

@@ -30,6 +30,7 @@ def create_app(engine: AsyncLLM, args: ServeArgs) -> FastAPI:
     # FastAPI's own pages for the document load scripts from elsewhere; the document itself stays.
     app = FastAPI(title="minengine", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False, responses=ERROR_RESPONSES)
     app.state.server = state
+    state.prompts  # reads the chat template now, not at the first request
     app.add_middleware(Gate, state=state, keys=keys)
     install_handlers(app)
     for part in (chat, completions, routes):

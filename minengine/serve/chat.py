@@ -6,14 +6,14 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from ..request import RequestError
-from .answer import Answer
+from .answer import Answer, session_id
 from .body import JsonRoute
 from .choices import Choice, Piece
 from .limits import check_count
 from .logprobs import ChatLogprobs
 from .protocol import ChatCompletionRequest
 from .reasoning import ReasoningParser
-from .sse import json_bytes
+from .sse import ANSWERS, json_bytes
 from .state import ServerState
 from .structured import chat_structure, check_tool_fields
 from .tools import ToolCallParser
@@ -23,7 +23,7 @@ __all__ = ["router"]
 router = APIRouter(route_class=JsonRoute)
 
 
-@router.post("/v1/chat/completions", response_model=None)
+@router.post("/v1/chat/completions", response_model=None, responses=ANSWERS)
 async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:
     """Answer a conversation, whole or as server-sent events."""
     server: ServerState = request.app.state.server
@@ -33,12 +33,14 @@ async def chat_completions(body: ChatCompletionRequest, request: Request) -> Res
     prompts = server.prompts
     prompt = await prompts.prompt(body)
     structured = await chat_structure(body, server, reasoning=prompt.reasoning)
+    if body.max_tokens is not None and body.max_completion_tokens not in (None, body.max_tokens):
+        raise RequestError(f"max_tokens={body.max_tokens}: max_completion_tokens={body.max_completion_tokens} says otherwise; send one of them")
     field = "max_completion_tokens" if body.max_completion_tokens is not None else "max_tokens"
     max_tokens = body.room("messages", field, len(prompt.token_ids), server.engine.max_model_len)
     params = body.sampling_params(max_tokens=max_tokens, logprobs=_top_logprobs(body, server), structured=structured)
     choices = [Choice(index, _parser(body, prompts.tool_format, prompt.reasoning),
                       ChatLogprobs(server.engine.tokenizer, body.top_logprobs or 0) if body.logprobs else None) for index in range(len(params))]
-    return ChatAnswer(server, body, [prompt.token_ids], [params], choices, request.headers.get("x-session-id")).response()
+    return ChatAnswer(server, body, [prompt.token_ids], [params], choices, session_id(request, server.limits)).response()
 
 
 def _parser(body: ChatCompletionRequest, tool_format: str, reasoning: bool) -> ToolCallParser | ReasoningParser | None:

@@ -8,14 +8,14 @@ from fastapi import APIRouter, Request, Response
 
 from ..request import RequestError
 from ..tokenizer import Tokenizer
-from .answer import Answer
+from .answer import Answer, session_id
 from .body import JsonRoute
 from .choices import Choice, Piece
 from .limits import check_count
 from .logprobs import CompletionLogprobs
 from .prompts import LONG_TEXT
 from .protocol import CompletionRequest
-from .sse import json_bytes
+from .sse import ANSWERS, json_bytes
 from .state import ServerState
 from .structured import extension
 
@@ -26,7 +26,7 @@ router = APIRouter(route_class=JsonRoute)
 DEFAULT_MAX_TOKENS = 16  # OpenAI's, and vLLM's
 
 
-@router.post("/v1/completions", response_model=None)
+@router.post("/v1/completions", response_model=None, responses=ANSWERS)
 async def completions(body: CompletionRequest, request: Request) -> Response:
     """Continue one or several prompts, whole or as server-sent events."""
     server: ServerState = request.app.state.server
@@ -38,7 +38,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     params = [body.sampling_params(max_tokens=body.room("prompt", "max_tokens", len(ids), server.engine.max_model_len, DEFAULT_MAX_TOKENS),
                                    logprobs=body.logprobs, structured=structured) for ids in prompts]
     choices = [Choice(index, logprobs=None if body.logprobs is None else CompletionLogprobs()) for index in range(body.num_choices)]
-    return CompletionAnswer(server, body, prompts, params, choices, request.headers.get("x-session-id")).response()
+    return CompletionAnswer(server, body, prompts, params, choices, session_id(request, server.limits)).response()
 
 
 def _check(body: CompletionRequest, server: ServerState) -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Mapping, Sequence
 
+from ..config import ConfigError
 from ..request import RequestError
 from ..tokenizer import Tokenizer
 from .limits import ServeLimits, check_count
@@ -41,13 +42,20 @@ class ChatPrompts:
     Args:
         tool_format: how the model writes calls, one of `tools.FORMATS`.
         chat_template: a file that replaces the model's own template.
+
+    Raises:
+        ConfigError: the template cannot be read.
     """
 
     def __init__(self, tokenizer: Tokenizer | None, tool_format: str, chat_template: str | None, limits: ServeLimits) -> None:
         if tokenizer is not None and chat_template is not None:
-            tokenizer = Tokenizer(tokenizer.backend, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token,
-                                  chat_template=Path(chat_template).read_text(encoding="utf-8"))
+            try:
+                source = Path(chat_template).read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                raise ConfigError(f"chat_template={chat_template!r}: cannot be read ({error}); give a jinja2 file in UTF-8") from error
+            tokenizer = Tokenizer(tokenizer.backend, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token, chat_template=source)
         self.tokenizer, self.tool_format, self.limits = tokenizer, tool_format, limits
+        self._check_template()
         user, called = {"role": "user", "content": "a"}, {"id": "0", "type": "function", "function": {"name": MARK, "arguments": {"a": MARK}}}
         tool = {"type": "function", "function": {"name": MARK, "description": "", "parameters": {"type": "object", "properties": {}}}}
         answered = [{"role": "assistant", "content": "b", "tool_calls": [called]}, {"role": "tool", "tool_call_id": "0", "name": "c", "content": MARK}]
@@ -56,6 +64,16 @@ class ChatPrompts:
         plain = [user, {"role": "assistant", "content": "b"}] if not self.knows_calls else [user, {**answered[0], "tool_calls": [
             {**called, "function": {"name": "c", "arguments": {"a": "d"}}}]}]
         self.knows_results = self._shows([*plain, answered[1]])
+
+    def _check_template(self) -> None:
+        from jinja2 import TemplateSyntaxError
+
+        try:
+            if self.tokenizer is not None:
+                self.tokenizer.apply_chat_template([{"role": "user", "content": "a"}])
+        except RequestError as error:
+            if isinstance(error.__cause__, TemplateSyntaxError):
+                raise ConfigError(f"chat_template: is not jinja2 ({error.__cause__}); mend it, or give another file with --chat-template") from error
 
     def _shows(self, turns: list[Turn], tools: list[Turn] | None = None) -> bool:
         try:

@@ -229,7 +229,8 @@ class GenerationRequest(_Body):
         check_count(self.n or 1, limits.max_n, "n", "choices", "max_n")
         check_count(len(self.stop), limits.max_stop, "stop", "strings", "max_stop")
         check_count(sum(map(len, self.stop)), limits.max_stop_chars, "stop", "characters", "max_stop_chars")
-        check_count(len(self.cache_salt or ""), limits.max_id_chars, "cache_salt", "characters", "max_id_chars")
+        for name in ("cache_salt", "user"):
+            check_count(len(getattr(self, name) or ""), limits.max_id_chars, name, "characters", "max_id_chars")
         if self.return_timeline and self.num_choices > 1:
             raise RequestError("return_timeline: tells of one choice; send n=1 and one prompt")
 

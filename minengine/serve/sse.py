@@ -8,14 +8,19 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import aclosing
-from typing import AsyncGenerator, Awaitable, Callable
+from typing import Any, AsyncGenerator, Awaitable, Callable
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from .errors import api_error
 
-__all__ = ["EngineResponse", "json_bytes", "send_events", "send_json"]
+__all__ = ["ANSWERS", "EngineResponse", "json_bytes", "send_events", "send_json"]
+
+# For the document of the API.
+ANSWERS: dict[int | str, dict[str, Any]] = {200: {
+    "description": "The answer, as one object or, with stream=true, as server-sent events that end in [DONE]",
+    "content": {"application/json": {"schema": {"type": "object"}}, "text/event-stream": {"schema": {"type": "string"}}}}}
 
 DONE = b"data: [DONE]\n\n"
 _EVENT_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
@@ -71,7 +76,11 @@ async def send_events(send: Send, events: AsyncGenerator[bytes, None]) -> None:
         except StopAsyncIteration:
             body = DONE
         except Exception as error:
-            body = b"data: " + json_bytes(api_error(error).body()) + b"\n\n" + DONE
+            told = api_error(error)
+            await send({"type": "http.response.body", "body": b"data: " + json_bytes(told.body()) + b"\n\n" + DONE})
+            if told.code == "internal_error":
+                raise  # the answer is complete; whoever logs what nobody foresaw still has to see it
+            return
     await send({"type": "http.response.body", "body": body})
 
 
