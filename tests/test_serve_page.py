@@ -199,6 +199,18 @@ def test_a_server_that_has_gone_is_told_of(browser):  # noqa: F811
         expect(chat.page.locator("#field")).to_have_value("Hello")
 
 
+def test_an_answer_that_breaks_off_stays_and_says_so(browser):  # noqa: F811
+    with server("smollm2") as site:
+        chat = Chat(browser, site).ready(max_tokens=1500)
+        chat.type(STORY)
+        expect(chat.page.locator(".answer .words p")).not_to_be_empty(timeout=PATIENCE)
+    with chat:  # the server gave the answer its few seconds, then closed the connection
+        expect(chat.answers.locator(".note")).to_have_text("Broken off.")
+        expect(chat.page.locator("#error")).not_to_be_empty()
+        expect(chat.page.locator("#field")).to_have_value("")
+        assert chat.answers.locator(".words").inner_text().strip()
+
+
 def test_a_key_is_asked_for_and_stays_in_the_tab(browser, tmp_path):  # noqa: F811
     keys = tmp_path / "keys"
     keys.write_text("open-sesame\n")
