@@ -7,6 +7,7 @@ from minengine.request import Request, RequestError, SamplingParams, Status
 from minengine.schedule import Scheduler
 
 SIZE = 16
+FORCED = 99  # a token that was not sampled
 
 
 def request(name, prompt, max_tokens=4, *, max_model_len=10_000, salt=None, eos=()):
@@ -18,14 +19,18 @@ def scheduler(blocks=64, budget=64, seqs=8, **options):
     return Scheduler(BlockPool(blocks, SIZE, options.pop("caching", True)), max_num_batched_tokens=budget, max_num_seqs=seqs, **options)
 
 
-def run_step(s, token=7):
-    """One iteration under the rules that hold for every iteration; returns the step and who ended."""
+def run_step(s, token=7, forced=lambda r: 0):
+    """One iteration under the rules that hold for every iteration; returns the step and who ended. `forced(request)` tokens, as far as there
+    is room for them, follow each sampled one."""
     before = {r.request_id: r for r in s.running}
     could_decode = [r for r in s.running if r.num_tokens - r.num_computed_tokens == 1]
+    answering = [r for r in s.running if r.num_computed_tokens >= r.num_prompt_tokens]
     step = s.schedule()
     assert step.num_tokens <= s.max_num_batched_tokens
     for r in could_decode:
         assert r in step.decodes or r in step.preempted or r in step.failed, f"{r} could decode and was left out"
+    for r in answering:
+        assert r in step.decodes + [c.request for c in step.prefills] + step.preempted + step.failed, f"{r} is in the middle of its answer and was left out"
     for r, n in [(r, 1) for r in step.decodes] + list(step.prefills):
         assert n >= 1 and r.status is Status.RUNNING
         assert r.num_computed_tokens + n <= r.num_tokens <= r.capacity
@@ -38,8 +43,12 @@ def run_step(s, token=7):
     if step.preempted:
         lost = {r.request_id for r in step.preempted}
         assert set(names) <= before.keys() - lost, "a request was admitted in the step that preempted another"
-    ended = s.update(step, [token] * len(step.sampled()))
+    sampled = step.sampled()
+    ended = s.update(step, [token] * len(sampled))
     s.check()
+    for r in sampled:
+        s.append(r, [FORCED] * min(forced(r), s.room(r)))
+        s.check()
     return step, ended
 
 
@@ -171,6 +180,75 @@ def test_stop_tokens_and_lengths():
     assert (ignores.finish_reason, ignores.num_tokens) == ("length", 8)
 
 
+def test_appended_tokens_are_computed_together_and_found_again():
+    s = scheduler(budget=40, seqs=2)
+    r = request("r", 20, 100)
+    s.add(r)
+    run_step(s, forced=lambda r: 30)
+    assert (r.num_tokens, r.num_computed_tokens, r.capacity) == (51, 20, 64)
+    step, _ = run_step(s)
+    assert step.prefills == [(r, 31)] and r.num_tokens == 52
+    again = request("again", r.token_ids[:51] + [1])
+    s.add(again)
+    run_step(s)
+    assert again.num_cached_tokens == 48 and r.output_token_ids == [7] + [FORCED] * 30 + [7, 7]
+
+
+def test_an_answer_that_was_appended_to_waits_for_no_prompt_and_for_no_other_answer():
+    s = scheduler(blocks=100, budget=16, seqs=4)
+    short, other, late = request("short", 3, 100), request("other", 3, 100), request("late", 8, 100)
+    s.add(short)
+    s.add(other)
+    run_step(s)
+    s.add(request("long", 400))
+    s.add(late)
+    run_step(s, forced=lambda r: 40)
+    step, _ = run_step(s)
+    assert step.prefills == [(short, 15), (other, 1)]
+    while not late.output_token_ids:  # run_step sees that both answers are in every step
+        run_step(s, forced=lambda r: 3)
+
+
+def test_there_is_room_in_free_blocks_and_below_max_tokens():
+    s = scheduler(blocks=4)
+    r, waits = request("r", 20, 100), request("waits", 40, 1)
+    s.add(r)
+    s.add(waits)
+    assert s.room(r) == 0  # it does not run yet
+    run_step(s)
+    assert waits in s.waiting and s.room(r) == 64 - 21
+    with pytest.raises(ValueError, match="44 tokens are appended .* room for 43"):
+        s.append(r, [FORCED] * 44)
+    assert r.num_tokens == 21 and s.pool.num_free_blocks == 2
+    s.append(r, [FORCED] * 43)
+    assert s.room(r) == 0 and s.pool.num_free_blocks == 0
+    s.append(r, [])
+    s.check()
+    drain(s)
+    assert r.finish_reason == "error" and "grew to 65 tokens" in r.error and waits.finish_reason == "length"
+    few = request("few", 20, 10)
+    s.add(few)
+    run_step(s)
+    assert s.room(few) == 8  # the tenth is sampled
+    s.append(few, [FORCED] * 8)
+    drain(s)
+    assert few.finish_reason == "length" and len(few.output_token_ids) == 10 and s.room(few) == 0
+
+
+def test_no_token_ends_a_request_with_an_error():
+    s = scheduler()
+    stuck, other = request("stuck", 5, 9), request("other", 5, 9)
+    s.add(stuck)
+    s.add(other)
+    run_step(s)
+    step = s.schedule()
+    s.update(step, [None if r is stuck else 7 for r in step.sampled()])
+    s.check()
+    assert stuck.finish_reason == "error" and stuck.output_token_ids == [7] and "after 1 tokens no token" in stuck.error
+    drain(s)
+    assert other.finish_reason == "length"
+
+
 def test_a_scheduler_that_would_starve_decodes_is_refused():
     with pytest.raises(ValueError, match="decodes would starve"):
         scheduler(budget=4, seqs=8)
@@ -181,9 +259,11 @@ arrivals = st.lists(st.tuples(st.integers(1, 90), st.integers(1, 40), st.integer
 
 @settings(max_examples=300, deadline=None)
 @given(arrivals=arrivals, blocks=st.integers(6, 24), seqs=st.integers(1, 6), extra=st.integers(0, 40), threshold=st.sampled_from([0, 7, 16]),
-       caching=st.booleans(), aborts=st.dictionaries(st.integers(0, 60), st.integers(0, 11), max_size=4), tokens=st.integers(1, 3))
-def test_any_mix_ends_whole(arrivals, blocks, seqs, extra, threshold, caching, aborts, tokens):
-    """Random prompts (with shared prefixes), pools, budgets and aborts: all rules of run_step hold, everybody ends, every block returns."""
+       caching=st.booleans(), aborts=st.dictionaries(st.integers(0, 60), st.integers(0, 11), max_size=4), tokens=st.integers(1, 3),
+       forced=st.lists(st.integers(0, 30), min_size=1, max_size=5))
+def test_any_mix_ends_whole(arrivals, blocks, seqs, extra, threshold, caching, aborts, tokens, forced):
+    """Random prompts (with shared prefixes), pools, budgets, aborts and forced tokens: all rules of run_step hold, everybody ends, every
+    block returns."""
     s = scheduler(blocks, seqs + extra, seqs, long_prefill_token_threshold=threshold, caching=caching)
     requests, arrive = [], {}
     for i, (prompt, output, family, at) in enumerate(arrivals):
@@ -205,7 +285,7 @@ def test_any_mix_ends_whole(arrivals, blocks, seqs, extra, threshold, caching, a
             s.check()
         if not s.has_unfinished and not arrive:
             break
-        step, _ = run_step(s, token=turn % tokens)
+        step, _ = run_step(s, token=turn % tokens, forced=lambda r: forced[(turn + len(r.request_id)) % len(forced)] if int(r.request_id) % 3 else 0)
         assert step.num_tokens or step.failed or not s.has_unfinished, "stuck"
     assert all(r.finished for r in accepted)
     for r in accepted:
