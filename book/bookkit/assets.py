@@ -1,4 +1,4 @@
-"""Front-end parts of the site (fonts, KaTeX's stylesheet, Plotly, Pyodide), from npm by `book/package-lock.json`.
+"""Front-end parts of the site (fonts, KaTeX's stylesheet, Plotly, Pyodide, xgrammar), from npm by `book/package-lock.json`.
 
 Nothing of them is in git: they are installed once into `book/node_modules` and copied into the site.
 """
@@ -27,6 +27,7 @@ FILES = {  # in node_modules -> in the site's _static
     # Python in WebAssembly: a page loads it when a reader first asks for what the page does not hold.
     **{f"pyodide/{name}": f"vendor/pyodide/{name}"
        for name in ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json")},
+    "@mlc-ai/web-xgrammar/lib/index.js": "vendor/xgrammar.js",  # its WebAssembly inside
 }
 
 

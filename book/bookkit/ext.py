@@ -3,19 +3,21 @@ from __future__ import annotations
 
 import html
 import json
+from pathlib import Path
 from typing import Any
 
 import myst_nb.core.render as myst_nb_render
 from docutils import nodes
 from sphinx.application import Sphinx
 
-from . import assets, cache, claims, ledger, maths, page_engine, prose, status
+from . import assets, cache, claims, ledger, maths, page_engine, page_grammar, prose, status
 from .inputs import ROOT, Inputs
 
 FIGURE = 'class="minfigure"'
 FIGURE_SCRIPT = "figures.js"  # it loads Plotly itself
 WIDGET = 'class="minwidget"'
 WIDGET_SCRIPT = "widgets.js"
+NEEDS_GRAMMAR = 'data-needs="grammar"'
 MATH = 'class="katex'
 MATH_STYLE = "katex.min.css"
 UNWANTED = "sphinx_thebe"  # on in every Jupyter Book: asks a CDN on each page for a kernel service this book has no use for
@@ -45,8 +47,10 @@ class WidgetMime:
         if data.mime_type != myst_nb_render.WIDGET_VIEW_MIMETYPE:
             return None
         view = myst_nb_render.sanitize_script_content(json.dumps(data.content))
-        words = data.output_metadata.get(data.mime_type, {}).get("minwidget", "An interactive widget.")
-        place = f'<div {WIDGET}><script type="{data.mime_type}">{view}</script><p>{html.escape(words)}</p></div>'
+        told = data.output_metadata.get(data.mime_type, {})
+        words = told.get("minwidget", "An interactive widget.")
+        needs = f' data-needs="{told["needs"]}"' if "needs" in told else ""
+        place = f'<div {WIDGET}{needs}><script type="{data.mime_type}">{view}</script><p>{html.escape(words)}</p></div>'
         return [nodes.raw("", place, format="html")]
 
 
@@ -57,6 +61,8 @@ def trim_page(app: Sphinx, page: str, template: str, context: dict[str, Any], do
         app.add_js_file(FIGURE_SCRIPT, loading_method="defer")
     if WIDGET in body:
         app.add_js_file(WIDGET_SCRIPT, loading_method="defer")
+    if NEEDS_GRAMMAR in body:
+        page_grammar.write(Path(app.outdir) / "_static")
     unused = ("sphinx-thebe.css",) if MATH in body else ("sphinx-thebe.css", MATH_STYLE)
     context["css_files"] = [file for file in context["css_files"] if not str(getattr(file, "filename", file)).endswith(unused)]
 

@@ -5,7 +5,8 @@
 // module lists as `linked` and that differ from the embedded ones; a link with such an address opens at that setting.
 //
 // A widget with a `call` has its numbers from Python. Here the page answers it in the kernel's place: from the answers
-// that are embedded, else from the engine's own files in a worker (engine.js), which is loaded when first needed.
+// that are embedded, else from a source that is loaded when first needed: the engine's own files in a worker (engine.js),
+// or, for a widget whose `page_source` is "grammar", xgrammar (grammar.js).
 (() => {
   "use strict";
   const STATE = "application/vnd.jupyter.widget-state+json";
@@ -96,13 +97,38 @@
     return follow;
   }
 
-  /** Why this page can run no Python; nothing where it can. */
-  function obstacle() {
-    if (location.protocol === "file:") return "This page was opened from a file, where browsers run no workers. The settings above are computed; " +
-      "from a web server, or in JupyterLab, every other one is too.";
-    if (typeof WebAssembly !== "object" || typeof Worker !== "function") return "This browser has no WebAssembly, so the page cannot run the engine. " +
-      "The settings above are computed; in another browser, or in JupyterLab, every other one is too.";
-    return "";
+  const FROM_FILE = "This page was opened from a file, where browsers run no workers. The settings above are computed; " +
+    "from a web server, or in JupyterLab, every other one is too.";
+  const NO_WASM = "This browser has no WebAssembly, so the page cannot run the engine. " +
+    "The settings above are computed; in another browser, or in JupyterLab, every other one is too.";
+  const NO_MASKS = "This browser has no WebAssembly, so the page cannot work out masks. " +
+    "The steps of the example are computed; in another browser, or in JupyterLab, every other call is too.";
+
+  /** What can answer in a kernel's place: why this page cannot run it (nothing where it can), how it is loaded, what to say if that fails. */
+  const SOURCES = {
+    engine: {
+      obstacle: () => (location.protocol === "file:" ? FROM_FILE : typeof WebAssembly !== "object" || typeof Worker !== "function" ? NO_WASM : ""),
+      load: () => import(new URL("engine.js", HERE)),
+      failed: (why) => `Python could not be started in this page (${why}). The settings above are computed.`,
+    },
+    grammar: {
+      obstacle: () => (typeof WebAssembly !== "object" ? NO_MASKS : ""),
+      load: () => script("grammar.js").then(() => globalThis.minGrammar),
+      failed: (why) => `Grammars could not be loaded into this page (${why}). The steps of the example are computed.`,
+    },
+  };
+
+  /** A classic script of this site, once: unlike a module it may be loaded into a page that was opened from a file. */
+  const scripts = new Map();
+  function script(name) {
+    if (!scripts.has(name)) {
+      scripts.set(name, new Promise((resolve, reject) => {
+        const node = Object.assign(document.createElement("script"), { src: new URL(name, HERE), onload: resolve });
+        node.onerror = () => reject(new Error(`${name} did not load`));
+        document.head.append(node);
+      }));
+    }
+    return scripts.get(name);
   }
 
   /** Keeps the model's `answer` that of its settings, one question at a time: of several that came meanwhile only the last is asked. */
@@ -110,6 +136,7 @@
     const settings = () => Object.fromEntries(model.get("takes").map((name) => [name, model.get(name)]));
     const known = () => model.get("known").find((one) => same(one.settings, settings()));
     const give = (answer) => model.set("answer", answer);
+    const { obstacle, load: loaded, failed } = SOURCES[model.get("page_source") || "engine"];
     let asking = false;
     function cannot(reason) {
       model.set("engine", `none: ${reason}`);
@@ -122,11 +149,11 @@
         asking = true;
         try {
           if (model.get("engine") !== "ready") model.set("engine", "loading");
-          const engine = await import(new URL("engine.js", HERE));
-          while (!same(model.get("answer").settings, settings())) give(known() || (await engine.ask(model.get("call"), settings())));
+          const source = await loaded();
+          while (!same(model.get("answer").settings, settings())) give(known() || (await source.ask(model.get("call"), settings())));
           model.set("engine", "ready");
         } catch (error) {
-          cannot(`Python could not be started in this page (${error.message}). The settings above are computed.`);
+          cannot(failed(error.message));
         }
         asking = false;
       }

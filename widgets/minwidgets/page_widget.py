@@ -24,7 +24,12 @@ def within(limits: tuple[int, int], name: str, value: Any) -> int:
 
 
 class PageWidget(anywidget.AnyWidget):
-    """A widget that a static page keeps alive; `_in_words()` says what it shows."""
+    """A widget that a static page keeps alive; `_in_words()` says what it shows.
+
+    `needs` names what the site must hold for it besides the page, where that is made for a site that has such a widget: "grammar".
+    """
+
+    needs = ""
 
     def _in_words(self) -> str:
         raise NotImplementedError
@@ -33,4 +38,4 @@ class PageWidget(anywidget.AnyWidget):
         """The view, and in words what a page without scripts shows in its place."""
         data, metadata = super()._repr_mimebundle_(**options)
         data["text/plain"] = self._in_words()
-        return data, {**metadata, VIEW_MIME: {"minwidget": data["text/plain"]}}
+        return data, {**metadata, VIEW_MIME: {"minwidget": data["text/plain"], **({"needs": self.needs} if self.needs else {})}}
