@@ -5,5 +5,7 @@ Two formats: GLM's tags and Llama's JSON. Imports nothing but the standard libra
 from __future__ import annotations
 
 from .parser import FORMATS, Delta, ToolCallParser, format_tool_call, parse_tool_calls
+from .shape import check_tools
+from .tag import structural_tag
 
-__all__ = ["FORMATS", "Delta", "ToolCallParser", "format_tool_call", "parse_tool_calls"]
+__all__ = ["FORMATS", "Delta", "ToolCallParser", "check_tools", "format_tool_call", "parse_tool_calls", "structural_tag"]

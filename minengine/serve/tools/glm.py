@@ -24,7 +24,7 @@ from .declared import ALL_TYPES, Tool, types
 from .source import WHITESPACE, EndOfText, Source
 from .values import load_json
 
-__all__ = ["OPENERS", "SIGNS", "format_call", "read_call"]
+__all__ = ["OPENERS", "SIGNS", "format_arguments", "format_call", "read_call"]
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 KEY, KEY_END, VALUE, VALUE_END = "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"
@@ -109,7 +109,15 @@ def format_call(name: str, arguments: Mapping[str, Any]) -> str:
     """
     if any(tag in name for tag in (OPEN, CLOSE, KEY)) or name != name.strip(WHITESPACE):
         raise ValueError(f"name={name!r}: GLM's format cannot hold white space around it nor a tag in it; rename the tool")
-    parts = [OPEN, name]
+    return f"{OPEN}{name}{format_arguments(arguments)}{CLOSE}"
+
+
+def format_arguments(arguments: Mapping[str, Any]) -> str:
+    """
+    Raises:
+        ValueError: as format_call.
+    """
+    parts: list[str] = []
     for key, value in arguments.items():
         if KEY_END in key or key != key.strip(WHITESPACE):
             raise ValueError(f"arguments.{key}: GLM's format cannot hold white space around a key nor {KEY_END!r} in it; rename the argument")
@@ -117,4 +125,4 @@ def format_call(name: str, arguments: Mapping[str, Any]) -> str:
         if isinstance(value, str) and VALUE_END in text:
             raise ValueError(f"arguments.{key}: holds {VALUE_END!r}, which ends a string in GLM's format; send it in an object or an array")
         parts += [KEY, key, KEY_END, VALUE, text, VALUE_END]
-    return "".join([*parts, CLOSE])
+    return "".join(parts)

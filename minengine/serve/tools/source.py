@@ -6,6 +6,8 @@ depends on the text alone, never on where it was cut: that is what makes a parse
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
+from functools import cache
 from typing import Callable, Generator, Iterator
 
 __all__ = ["WHITESPACE", "EndOfText", "Source"]
@@ -21,6 +23,11 @@ _HEX4 = re.compile(r"[0-9a-fA-F]{4}")
 Reader = Generator[None, None, "bool | str"]
 
 
+@cache
+def _any_of(tags: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join(map(re.escape, tags)))
+
+
 class EndOfText(Exception):
     """The text ended where a reader needed more of it."""
 
@@ -34,40 +41,51 @@ class Source:
 
     def __init__(self) -> None:
         self.text, self.pos, self.ended = "", 0, False
-        self._kept: list[str] | None = None  # what was read since the oldest mark and dropped from `text`
-        self._start = 0  # where in `text` the rest of it begins
+        self._base = 0  # where in the whole text `text` begins
+        self._oldest: int | None = None  # mark, in the whole text
+        self._kept: list[tuple[int, str]] = []  # what was read since then and is dropped from `text`, each piece with its place
 
     def append(self, chunk: str) -> None:
-        if self._kept is not None:
-            self._kept.append(self.text[self._start:self.pos])
-            self._start = 0
+        if self._oldest is not None:
+            start = max(self._oldest - self._base, 0)
+            self._kept.append((self._base + start, self.text[start:self.pos]))
+        self._base += self.pos
         self.text, self.pos = self.text[self.pos:] + chunk, 0
 
     # Marks -----------------------------------------------------------------------------------------------------------
 
     def mark(self) -> int:
         """Remembers this place, for `since` and `back`, until `release`."""
-        if self._kept is None:
-            self._kept = []
-        else:
-            self._kept.append(self.text[self._start:self.pos])
-        self._start = self.pos
-        return len(self._kept)
+        place = self._base + self.pos
+        if self._oldest is None:
+            self._oldest = place
+        return place
+
+    def release(self) -> None:
+        self._oldest = None
+        self._kept.clear()
 
     def since(self, mark: int) -> str:
         """The text read since a mark."""
-        return "".join([*self._kept[mark:], self.text[self._start:self.pos]])
+        if mark >= self._base:
+            return self.text[mark - self._base:self.pos]
+        return "".join([*self._dropped(mark)[1], self.text[:self.pos]])
 
     def back(self, mark: int) -> None:
-        """Returns to a mark. Without a chunk since then nothing is copied: many returns in one large chunk stay cheap."""
-        if len(self._kept) > mark:
-            self.text = "".join([*self._kept[mark:], self.text[self._start:]])
-            del self._kept[mark:]
-            self._start = 0
-        self.pos = self._start
+        """Returns to a mark. Within one chunk nothing is copied: many returns in a large one stay cheap."""
+        if mark < self._base:
+            index, pieces = self._dropped(mark)
+            self.text = "".join([*pieces, self.text])
+            start, piece = self._kept[index]
+            self._kept[index:] = [(start, piece[:mark - start])]
+            self._base = mark
+        self.pos = mark - self._base
 
-    def release(self) -> None:
-        self._kept = None
+    def _dropped(self, mark: int) -> tuple[int, list[str]]:
+        """The kept text from a mark on, in pieces, and the index of the first."""
+        index = bisect_right(self._kept, mark, key=lambda kept: kept[0]) - 1
+        start, piece = self._kept[index]
+        return index, [piece[mark - start:], *(later for _, later in self._kept[index + 1:])]
 
     # Readers ---------------------------------------------------------------------------------------------------------
 
@@ -80,7 +98,7 @@ class Source:
     def flow(self, tags: tuple[str, ...], sink: Callable[[str], object]) -> Reader:
         """Passes the text before the first of `tags` to `sink`, as it comes, and returns the tag, read. At the end of the text
         `sink` has got everything."""
-        pattern = re.compile("|".join(map(re.escape, tags)))
+        pattern = _any_of(tags)
         while True:
             found = pattern.search(self.text, self.pos)
             end = found.start() if found else len(self.text) if self.ended else len(self.text) - self._begun(tags)

@@ -1,0 +1,109 @@
+"""The grammar of an answer with tool calls, as a structural tag: xgrammar's own for the format, made exact.
+
+What is changed in it, each from texts that the unchanged one accepts:
+
+- The schemas, by `enforce`: whatever it accepts satisfies the declared schema of a strict tool.
+- GLM: the arguments, by `glm_tag`: no white space around tags and values, and no `</arg_value>` in any value, nor in the JSON of one.
+- Llama: text between calls holds no `"parameters"` and no `"arguments"`, and `{"name"` begins a call: the parser would take an
+  object with them for a call, whose arguments no schema would hold.
+"""
+from __future__ import annotations
+
+from typing import Any, Mapping, Sequence
+
+from ...request import RequestError
+from .enforce import enforceable
+from .glm_tag import arguments_format
+from .parser import FORMATS
+from .shape import check_tools
+
+__all__ = ["structural_tag"]
+
+_BUILDERS = {"glm": "glm_4_7", "llama": "llama"}
+_REASONING = {True: "enabled", False: "disabled", None: "auto"}
+_LLAMA_OPENER, _LLAMA_ARGUMENTS = '{"name"', ['"parameters"', '"arguments"']
+
+
+def structural_tag(format: str, tools: Sequence[Mapping[str, Any]] | None, tool_choice: str | Mapping[str, Any] = "auto",
+                   parallel_tool_calls: bool = True, reasoning: bool | None = False) -> dict[str, Any] | None:
+    """For `StructuredOutputsParams(structural_tag=...)`; None where there are no tools, and so nothing to hold to.
+
+    A tool with `"strict": true` must have a schema that a grammar can enforce in full; without the field, it is enforced as far as a grammar
+    can, and the parser marks what is still wrong; with false, arguments are any JSON object. A tool without `parameters` takes none.
+
+    Args:
+        tool_choice: "none" lets no call be written, "required" text only after the first call, a named one nothing but its call.
+        parallel_tool_calls: False ends the answer behind the first call.
+        reasoning: as the parser's. Llama's format has none.
+
+    Raises:
+        RequestError: a field of `tools` or `tool_choice` is wrong, a strict schema cannot be enforced, or xgrammar is missing.
+    """
+    if format not in FORMATS:
+        raise ValueError(f"format={format!r}: unknown; use one of {', '.join(FORMATS)}")
+    check_tools(tools or [])
+    _check_choice(tool_choice, tools or [])
+    if not tools:
+        return None
+    try:
+        import xgrammar
+    except ImportError as error:
+        raise RequestError("tools: xgrammar is not installed, which holds calls to their schemas; run pip install 'minengine[serve]'") from error
+    held = [] if tool_choice == "none" else [_held(tool, f"tools[{index}].function", format, xgrammar) for index, tool in enumerate(tools)]
+    tag = xgrammar.get_model_structural_tag(
+        _BUILDERS[format], tools=held, tool_choice=tool_choice, reasoning=_REASONING[reasoning], parallel_tool_calls=parallel_tool_calls,
+        max_whitespace_cnt=2).model_dump(mode="json")
+    _sharpen(tag, format)
+    return tag
+
+
+def _check_choice(choice: Any, tools: Sequence[Mapping[str, Any]]) -> None:
+    if isinstance(choice, str) and choice in ("auto", "none", "required"):
+        if choice == "required" and not tools:
+            raise RequestError("tool_choice='required': no tools are declared; declare at least one in tools")
+        return
+    function = choice.get("function") if isinstance(choice, Mapping) and choice.get("type") == "function" else None
+    if not isinstance(function, Mapping):
+        raise RequestError(f'tool_choice={choice!r}: use "auto", "none", "required" or {{"type": "function", "function": {{"name": ...}}}}')
+    if function.get("name") not in [tool["function"]["name"] for tool in tools]:
+        raise RequestError(f"tool_choice.function.name={function.get('name')!r}: no such tool; name one that tools declares")
+
+
+def _held(tool: Mapping[str, Any], place: str, format: str, xgrammar: Any) -> dict[str, Any]:
+    """A tool with the schema that its arguments are held to."""
+    function = tool["function"]
+    strict, parameters = function.get("strict"), function.get("parameters")
+    if strict is False:
+        schema, faults = {"type": "object", "additionalProperties": True}, []
+    elif parameters is None:
+        schema, faults = {"type": "object", "properties": {}, "additionalProperties": False}, []
+    else:
+        schema, faults = enforceable(parameters, tags=format == "glm")
+    if faults and strict:
+        raise RequestError(f"{place}.parameters.{faults[0].place}: {faults[0].reason}; or set {place}.strict to false")
+    try:
+        xgrammar.Grammar.from_json_schema(schema)
+    except Exception as error:  # the library's own kinds: an unknown escape in a pattern, bounds that allow nothing
+        reason = str(error).strip().splitlines()[-1].rpartition("] ")[2].partition(": ")[2]
+        raise RequestError(f"{place}.parameters: no grammar can be made of it ({reason}); simplify it, or set {place}.strict to false") from error
+    return {"type": "function", "function": {"name": function["name"], "parameters": schema}}
+
+
+def _sharpen(node: Any, format: str) -> None:
+    """Changes a dumped tag in place."""
+    if isinstance(node, list):
+        for part in node:
+            _sharpen(part, format)
+    if not isinstance(node, dict):
+        return
+    kind = node.get("type")
+    if kind == "tag" and node["content"].get("type") == "json_schema":
+        if format == "glm":
+            node["content"] = arguments_format(node["content"]["json_schema"])
+        return
+    if format == "llama" and kind in ("triggered_tags", "any_text"):
+        node["excludes"] = [*node["excludes"], *_LLAMA_ARGUMENTS]
+        if kind == "triggered_tags":
+            node["triggers"] = [_LLAMA_OPENER]
+    for part in node.values():
+        _sharpen(part, format)
