@@ -158,6 +158,12 @@ def test_a_model_without_a_chat_template_completes_and_says_why_it_does_not_chat
     assert error["param"] == "messages" and "no chat template" in error["message"]
 
 
+def test_a_form_that_the_vocabulary_cannot_write_is_the_clients_error(mini):
+    for stream in (False, True):
+        answer = mini.post(COMPLETIONS, {"prompt": [5, 6, 7], "structured_outputs": {"regex": "[ab]+"}, "stream": stream})
+        assert answer.status_code == 400 and answer.json()["error"]["param"] == "structured_outputs"
+
+
 # --- choices that run together ------------------------------------------------------------------------------------------------------
 
 

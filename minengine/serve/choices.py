@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, AsyncGenerator, AsyncIterator, Callable, Sequence
 from uuid import uuid4
 
-from ..request import RequestOutput, Timeline
+from ..request import RequestError, RequestOutput, Timeline
 from .errors import ApiError
 from .metrics import ServerMetrics
 from .reasoning import ReasoningParser
@@ -50,7 +50,7 @@ class Choice:
     def feed(self, output: RequestOutput) -> Piece:
         """
         Raises:
-            ApiError: the request ended without an answer.
+            ApiError, RequestError: the request ended without an answer.
         """
         delta = output.outputs[0]
         if self.parser is None:
@@ -77,6 +77,8 @@ class Choice:
         reason = output.outputs[0].finish_reason
         if reason == "abort":
             raise ApiError(503, "the server is shutting down and has cut this answer off; send the request again", code="aborted")
+        if reason == "error" and output.error.startswith("structured_outputs"):
+            raise RequestError(output.error)  # a form that this model's vocabulary cannot write: asked for by the client, and no fault here
         if reason == "error":
             raise ApiError(500, f"the engine could not finish this answer: {output.error}", code="engine_error")
         return "tool_calls" if reason == "stop" and self.num_calls else reason
@@ -117,7 +119,7 @@ async def pieces(choices: Sequence[Choice], generators: Sequence[AsyncGenerator[
     """Everything that is ready, each time something is, with the output it ends in. Closing it closes all generators.
 
     Raises:
-        ApiError, or what `AsyncLLM.generate` raises: one choice failed, and the others are given up with it.
+        ApiError, RequestError, or what `AsyncLLM.generate` raises: one choice failed, and the others are given up with it.
     """
     async with aclosing(_alone(generators[0]) if len(generators) == 1 else _together(generators)) as batches:
         async for batch in batches:
