@@ -55,10 +55,11 @@ def loaded(model: str) -> tuple[Any, Any]:
 
 @contextmanager
 def server(model: str = "smollm2", *, serve: dict[str, Any] | None = None, max_num_waiting: int = 1024, tokenizer: Any = None,
-           **engine_options: Any) -> Iterator[Server]:
-    """Serve `model` until the block ends. `serve` holds fields of `ServeArgs`, `engine_options` of `EngineArgs`."""
+           weights: Any = None, **engine_options: Any) -> Iterator[Server]:
+    """Serve `model` until the block ends. `serve` holds fields of `ServeArgs`, `engine_options` of `EngineArgs`;
+    `weights` and `tokenizer` stand in for the model's own."""
     args = EngineArgs(model=model, **{**ENGINE, **engine_options})
-    weights, own_tokenizer = loaded(model)
+    weights, own_tokenizer = (weights, None) if weights is not None else loaded(model)
     engine = AsyncLLM(LLMEngine(args, model=weights, tokenizer=tokenizer or own_tokenizer), max_num_waiting=max_num_waiting)
     app = create_app(engine, ServeArgs(engine=args, max_num_waiting=max_num_waiting, **(serve or {})))
     with socket.create_server(("127.0.0.1", 0)) as listening:  # it listens before the server runs, so nobody has to wait for it
