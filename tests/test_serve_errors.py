@@ -18,6 +18,8 @@ from minengine.serve.args import ServeArgs
 from minengine.serve.body import MAX_KEYS, parse_json
 from minengine.serve.errors import ERROR_RESPONSES, ApiError, api_error
 from minengine.serve.limits import ServeLimits, check_count, check_regex, check_schema
+from minengine.serve.protocol import ChatCompletionRequest, CompletionRequest
+from minengine.serve.routes import DetokenizeRequest, TokenizeRequest
 from minengine.tokenizer import Tokenizer
 
 LIMITS = ServeLimits(max_json_depth=8, max_json_parts=100)
@@ -128,6 +130,24 @@ def test_a_bad_body_of_many_errors_is_told_of_in_no_more_time_than_one(monkeypat
     errors = [{"type": "extra_forbidden", "loc": ("body", key), "msg": "", "input": 1} for key in body]
     assert api_error(RequestValidationError(errors, body=body)).param == "k0"
     assert Counted.looked_at <= 100
+
+
+@pytest.mark.parametrize("kind, body", [
+    (ChatCompletionRequest, {"messages": [{}] * 1000}),
+    (ChatCompletionRequest, {"messages": [{"role": "assistant", "tool_calls": [{}] * 1000}]}),
+    (ChatCompletionRequest, {"messages": [{"role": "user", "content": "a"}], "tools": [{}] * 1000}),
+    (CompletionRequest, {"prompt": "a", "stop_token_ids": ["x"] * 1000}),
+    (CompletionRequest, {"prompt": "a", "structured_outputs": {"choice": [1] * 1000}}),
+    (CompletionRequest, {"prompt": ["a", 1] * 1000}),
+    (CompletionRequest, {"prompt": "a", "stop": [1] * 1000}),
+    (TokenizeRequest, {"messages": [{}] * 1000}),
+    (DetokenizeRequest, {"tokens": ["x"] * 1000}),
+])
+def test_a_list_of_bad_items_is_a_few_errors(kind, body):
+    """Errors are put together on the event loop: a megabyte of them would stop every stream for seconds."""
+    with pytest.raises(ValidationError) as caught:
+        kind.model_validate(body)
+    assert caught.value.error_count() <= 3
 
 
 # --- sizes ------------------------------------------------------------------------------------------------------

@@ -320,6 +320,7 @@ def test_metrics_count_what_was_served(engine):
 
     prompt = ask(app, "POST", "/tokenize", json={"messages": CHAT["messages"]}).json()["count"]
     assert grown("vllm:prompt_tokens_total") == grown("vllm:prefix_cache_queries_total") == 2 * prompt
+    assert grown("vllm:prefix_cache_hits_total") == 0  # no prompt fills a block
     assert grown("vllm:generation_tokens_total") == 6
     assert grown("vllm:request_success_total", ("finished_reason", "length")) == 2
     assert after["vllm:num_requests_running",] == after["vllm:num_requests_waiting",] == after["vllm:kv_cache_usage_perc",] == 0
@@ -330,6 +331,18 @@ def test_metrics_count_what_was_served(engine):
     assert after["http_requests_total", *handler, ("status", "200")] == 2
     assert after["http_requests_total", *handler, ("status", "400")] == 1
     assert after["http_requests_total", ("handler", "none"), ("method", "GET"), ("status", "404")] == 1
+
+
+def test_tokens_found_in_the_prefix_cache_are_counted(engine):
+    app = app_of(engine)
+
+    def hits():
+        return samples(ask(app, "GET", "/metrics").text)["vllm:prefix_cache_hits_total",]
+
+    before, body = hits(), {"prompt": list(range(40, 90)), "max_tokens": 1, "cache_salt": "of this test alone"}
+    for cached in (0, 48):  # of 50 tokens three blocks of 16
+        assert ask(app, "POST", "/v1/completions", json=body).json()["usage"]["prompt_tokens_details"]["cached_tokens"] == cached
+    assert hits() - before == 48
 
 
 def test_histograms_are_of_the_timeline(engine):

@@ -31,6 +31,7 @@ class _Body(BaseModel):
 
 Seed = Annotated[int, Field(ge=-(1 << 63), le=(1 << 63) - 1)]
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
+FIRST = Field(fail_fast=True)  # of a list the first error alone: a hostile one has a million
 
 
 # --- values that may have one of several shapes: one validator each, so that an error names the field and not the attempts ----------
@@ -132,7 +133,7 @@ class Message(_Body):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[str | None, PlainValidator(_content), WithJsonSchema(_CONTENT)] = None
     name: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Annotated[list[ToolCall], FIRST] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     refusal: str | None = None
@@ -170,7 +171,7 @@ class StructuredOutputs(_Body):
 
     json_: dict[str, Any] | str | None = Field(None, alias="json")
     regex: str | None = None
-    choice: Annotated[list[str], Field(min_length=1)] | None = None
+    choice: Annotated[list[str], Field(min_length=1), FIRST] | None = None
     grammar: str | None = None
     structural_tag: dict[str, Any] | str | None = None
 
@@ -195,7 +196,7 @@ class GenerationRequest(_Body):
     top_k: Annotated[int, Field(ge=-1, lt=1 << 31)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     ignore_eos: bool | None = None
-    stop_token_ids: list[TokenId] | None = None
+    stop_token_ids: Annotated[list[TokenId], FIRST] | None = None
     min_tokens: Annotated[int, Field(ge=0)] | None = None
     structured_outputs: StructuredOutputs | None = None
     cache_salt: str | None = None
@@ -275,12 +276,12 @@ class GenerationRequest(_Body):
 
 
 class ChatCompletionRequest(GenerationRequest):
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1), FIRST]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0)] | None = None
     response_format: ResponseFormat | None = None
-    tools: list[Tool] | None = None
+    tools: Annotated[list[Tool], FIRST] | None = None
     tool_choice: Annotated[ToolChoice, PlainValidator(_tool_choice), WithJsonSchema(
         {"anyOf": [{"enum": ["auto", "none", "required"]}, _NAMED, {"type": "null"}]})] = "auto"
     parallel_tool_calls: bool | None = None
@@ -288,7 +289,7 @@ class ChatCompletionRequest(GenerationRequest):
     chat_template_kwargs: dict[str, Any] | None = None
 
     # NEUTRAL
-    modalities: list[str] | None = None
+    modalities: Annotated[list[str], FIRST] | None = None
     audio: dict[str, Any] | None = None
     prediction: dict[str, Any] | None = None
     web_search_options: dict[str, Any] | None = None
