@@ -99,6 +99,14 @@ def test_a_timeline_is_told_when_asked_for(served):
     assert streamed["usage"]["completion_tokens"] == 8
 
 
+def test_the_best_tokens_are_as_many_as_asked_for_whatever_was_chosen(served):
+    body = {**GREEDY, "temperature": 3, "seed": 1, "logprobs": True}
+    for top in (0, 1):
+        entries = served.post(CHAT, body | {"top_logprobs": top}).json()["choices"][0]["logprobs"]["content"]
+        assert [len(entry["top_logprobs"]) for entry in entries] == [top] * 8
+    assert any(entry["top_logprobs"][0]["token"] != entry["token"] for entry in entries)
+
+
 def test_cached_tokens_are_those_that_nobody_computed(served):
     body = {**GREEDY, "messages": [{"role": "user", "content": "A question that was not asked before, " + "again and " * 30}]}
     usage = [served.post(CHAT, body | salt).json()["usage"] for salt in ({}, {}, {"cache_salt": "another"})]

@@ -24,8 +24,8 @@ def served():
 
 @pytest.fixture(scope="module")
 def mini():
-    """A model without a chat template."""
-    with server("glm-mini") as running:
+    """A small model without a chat template, and a short context."""
+    with server("glm-mini", max_model_len=64) as running:
         yield running
 
 
@@ -104,11 +104,10 @@ def test_an_echo_repeats_the_prompt(served):
         assert streamed(served.post(COMPLETIONS, {**options, "stream": True}))[0][0]["text"] == GREEDY["prompt"] + text
 
 
-def test_without_max_tokens_there_are_sixteen_or_what_is_left(served):
-    body = {"prompt": GREEDY["prompt"], "ignore_eos": True}
-    assert served.post(COMPLETIONS, body).json()["usage"]["completion_tokens"] == 16
-    nearly_full = (ids(served, "word") * 2048)[:2044]
-    assert served.post(COMPLETIONS, {"prompt": nearly_full, "ignore_eos": True}).json()["usage"]["completion_tokens"] == 4
+def test_without_max_tokens_there_are_sixteen_or_what_is_left(mini):
+    for length, tokens in ((6, 16), (60, 4)):
+        body = mini.post(COMPLETIONS, {"prompt": [7] * length, "ignore_eos": True}).json()
+        assert body["usage"]["completion_tokens"] == tokens and body["choices"][0]["finish_reason"] == "length"
 
 
 def test_neutral_values_are_taken(served):
