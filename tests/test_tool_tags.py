@@ -20,8 +20,10 @@ jsonschema = pytest.importorskip("jsonschema")
 STRING, INTEGER, NUMBER = {"type": "string"}, {"type": "integer"}, {"type": "number"}
 
 # What a walk writes: every byte, and pieces that break a careless grammar when one lets them through.
-PIECES = ["</arg_value>", "</tool_call>", "<tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</", "arg_value>", '{"name": ', '"parameters"', '"arguments": ', '{"name"', "\\u0061", "\\ud800", "1e400",
-          "null", "true", '"a":', '","', '":"', '{"', '"}', "[[", "]]", " ", "\n", "-0", "0.5", "10", "</think>", "<think>", "f", "g", "ab", "xx", "2024-01-01", "é"]
+PIECES = ["</arg_value>", "</tool_call>", "<tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</", "arg_value>", '{"name": ', '"parameters"',
+    '"arguments": ', '{"name"', "\\u0061", "\\ud800", "1e400",
+          "null", "true", '"a":', '","', '":"', '{"', '"}', "[[", "]]", " ", "\n", "-0", "0.5", "10", "</think>", "<think>", "f", "g", "ab", "xx",
+          "2024-01-01", "é"]
 STOP = 256 + len(PIECES)
 TOKENS = [bytes([byte]) for byte in range(256)] + [piece.encode() for piece in PIECES] + [b""]
 CLOSERS = ["</arg_value></tool_call>", "</arg_value>", '"', "}", "]", "</tool_call>", ":", "0", "a", ",", "@b", " 12", "P1W", "x"]
@@ -29,7 +31,8 @@ CLOSERS = ["</arg_value></tool_call>", "</arg_value>", '"', "}", "]", "</tool_ca
 
 @pytest.fixture(scope="module")
 def compiler():
-    return xgrammar.GrammarCompiler(xgrammar.TokenizerInfo(TOKENS, xgrammar.VocabType.RAW, vocab_size=len(TOKENS), stop_token_ids=[STOP]), max_threads=1)
+    return xgrammar.GrammarCompiler(xgrammar.TokenizerInfo(TOKENS, xgrammar.VocabType.RAW, vocab_size=len(TOKENS), stop_token_ids=[STOP]),
+        max_threads=1)
 
 
 def tool(schema, name="f", **others):
@@ -72,41 +75,91 @@ def walk(compiled, seed):
         return None
 
 
-TREE = {"$ref": "#/$defs/t", "$defs": {"t": {"type": "object", "properties": {"v": INTEGER, "kids": {"type": "array", "items": {"$ref": "#/$defs/t"}}}, "required": ["v"]}}}
+TREE = {"$ref": "#/$defs/t", "$defs": {"t": {"type": "object", "properties": {"v": INTEGER,
+    "kids": {"type": "array", "items": {"$ref": "#/$defs/t"}}}, "required": ["v"]}}}
 CASES = {
-    "string": argument(STRING), "integer": argument(INTEGER), "number": argument(NUMBER), "any": argument({}), "true": argument(True), "boolean": argument({"type": "boolean"}), "null": argument({"type": "null"}),
-    "lengths": argument({"type": "string", "minLength": 2, "maxLength": 5}), "least length": argument({"type": "string", "minLength": 3}), "length alone": argument({"minLength": 3}), "nullable length": argument({"type": ["string", "null"], "minLength": 3}),
-    "pattern": argument({"type": "string", "pattern": "^[a-z]+$"}), "pattern of all": argument({"type": "string", "pattern": "^.*$"}), "pattern of none": argument({"type": "string", "pattern": "^[^ab]+$"}),
-    "pattern in full": argument({"type": "string", "pattern": r"^[\s\S]+$"}), "pattern of words": argument({"type": "string", "pattern": r"^\w+ \d{2}$"}), "pattern of spaces": argument({"type": "string", "pattern": r"^a\s[\s\w]b$"}), "pattern of escapes": argument({"type": "string", "pattern": r'^[x"\\\t]x+$'}), "pattern open": argument({"type": "string", "pattern": "ab|x"}),
-    "pattern or number": argument({"anyOf": [{"type": "string", "pattern": "^[0-9]+$"}, {"type": "integer", "minimum": 5}]}), "pattern inside": argument({"type": "object", "properties": {"s": {"type": "string", "pattern": "^.{2}$"}}, "required": ["s"]}),
-    "least": argument({"type": "integer", "minimum": 3}), "bounds": argument({"type": "integer", "minimum": -5, "maximum": 1200}), "open bounds": argument({"type": "integer", "exclusiveMinimum": 3, "exclusiveMaximum": 7}), "broken bounds": argument({"type": "integer", "minimum": 2.5, "exclusiveMaximum": 9.5}),
-    "number bounds": argument({"type": "number", "minimum": -0.5, "maximum": 12.25}), "number open": argument({"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}), "steps": argument({"type": "integer", "multipleOf": 3}), "bound alone": argument({"minimum": 3}),
-    "array": argument({"type": "array", "items": INTEGER, "minItems": 1, "maxItems": 3}), "any array": argument({"type": "array"}), "tuple": argument({"type": "array", "prefixItems": [INTEGER, STRING], "items": {"type": "null"}, "minItems": 1}), "long tuple": argument({"type": "array", "prefixItems": [INTEGER], "minItems": 2}),
-    "object": argument({"type": "object", "properties": {"q": INTEGER, "r": STRING}, "required": ["r"]}), "any object": argument({"type": "object"}), "map": argument({"type": "object", "additionalProperties": INTEGER}), "open object": argument({"type": "object", "properties": {"a": INTEGER}, "additionalProperties": True}),
-    "required alone": argument({"type": "object", "required": ["z"]}), "counted": argument({"type": "object", "properties": {"q": INTEGER, "r": STRING}, "minProperties": 1, "maxProperties": 1}), "named": argument({"type": "object", "propertyNames": {"pattern": "^a+$"}, "additionalProperties": INTEGER}),
-    "by pattern": argument({"type": "object", "patternProperties": {"^x": INTEGER}}), "short names": argument({"type": "object", "propertyNames": {"maxLength": 2}}), "untyped": argument({"properties": {"q": INTEGER}, "required": ["q"]}),
-    "union": argument({"type": ["string", "integer"]}), "list or text": argument({"anyOf": [{"type": "array", "items": STRING}, STRING]}), "object or text": argument({"anyOf": [{"type": "object", "properties": {"a": STRING}, "required": ["a"]}, STRING]}),
-    "beside anyOf": argument({"type": "integer", "anyOf": [{"minimum": 3}, {"maximum": 0}]}), "one of two required": argument({"type": "object", "properties": {"a": INTEGER, "b": INTEGER}, "anyOf": [{"required": ["a"]}, {"required": ["b"]}]}),
-    "oneOf types": argument({"oneOf": [INTEGER, STRING]}), "oneOf constants": argument({"oneOf": [{"type": "object", "properties": {"k": {"const": "a"}, "v": INTEGER}, "required": ["k"]}, {"type": "object", "properties": {"k": {"const": "b"}}, "required": ["k"]}]}),
-    "oneOf names": argument({"oneOf": [{"type": "object", "properties": {"x": INTEGER}, "required": ["x"]}, {"type": "object", "properties": {"y": INTEGER}, "required": ["y"]}]}),
-    "allOf": argument({"allOf": [INTEGER, {"minimum": 5}]}), "allOf objects": argument({"allOf": [{"type": "object", "properties": {"x": INTEGER}, "required": ["x"]}, {"properties": {"y": STRING}, "required": ["y"]}]}), "allOf beside": argument({"minimum": 5, "allOf": [{"$ref": "#/$defs/i"}]}, **{"$defs": {"i": INTEGER}}),
-    "enum": argument({"enum": ["a b", 1, None, {"x": 1}, "<x>"]}), "enum and type": argument({"enum": [1, "a"], "type": "string"}), "enum and bound": argument({"enum": [1, 9], "minimum": 5}), "enum like JSON": argument({"enum": ["1", "null", " x "]}), "const": argument({"const": {"a": [1, 2]}}), "enum inside": argument({"type": "array", "items": {"enum": ['q"\\\n', "é"]}}),
-    "ref beside": argument({"$ref": "#/$defs/i", "minimum": 5, "description": "d"}, **{"$defs": {"i": INTEGER}}), "refs in two places": {"type": "object", "properties": {"a": {"$ref": "#/$defs/s"}, "o": {"type": "array", "items": {"$ref": "#/$defs/s"}}}, "$defs": {"s": {"type": "string", "maxLength": 3}}},
-    "odd ref": argument({"$ref": "#/definitions/a~1b"}, definitions={"a/b": INTEGER}), "ref chain": argument({"$ref": "#/$defs/x"}, **{"$defs": {"x": {"$ref": "#/$defs/y"}, "y": INTEGER}}),
-    "recursion": argument({"$ref": "#/$defs/t"}, **{"$defs": TREE["$defs"]}), "recursive root": {"type": "object", "properties": {"a": {"$ref": "#"}, "v": STRING}}, "root ref": TREE,
-    "root anyOf": {"anyOf": [{"type": "object", "properties": {"x": INTEGER}, "required": ["x"]}, {"type": "object", "properties": {"y": STRING}}]}, "root map": {"type": "object", "additionalProperties": INTEGER}, "root any": {"type": "object"}, "root empty": {}, "root closed": {"type": "object", "properties": {}, "additionalProperties": False},
-    "root by pattern": {"type": "object", "patternProperties": {"^x+$": STRING}}, "root enum": {"enum": [{"a": 1, "b": "x"}, {}]}, "optional": {"type": "object", "properties": {"a": STRING, "b": INTEGER, "c c": {"type": "boolean"}}}, "remarks": argument({"type": "string", "title": "t", "default": "x", "nullable": True, "format": "unheard-of"}),
-    **{name: argument({"type": "string", "format": name}) for name in ("date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "json-pointer", "relative-json-pointer")},
+    "string": argument(STRING), "integer": argument(INTEGER), "number": argument(NUMBER), "any": argument({}), "true": argument(True),
+    "boolean": argument({"type": "boolean"}), "null": argument({"type": "null"}),
+    "lengths": argument({"type": "string", "minLength": 2, "maxLength": 5}), "least length": argument({"type": "string", "minLength": 3}),
+    "length alone": argument({"minLength": 3}), "nullable length": argument({"type": ["string", "null"], "minLength": 3}),
+    "pattern": argument({"type": "string", "pattern": "^[a-z]+$"}), "pattern of all": argument({"type": "string", "pattern": "^.*$"}),
+    "pattern of none": argument({"type": "string", "pattern": "^[^ab]+$"}),
+    "pattern in full": argument({"type": "string", "pattern": r"^[\s\S]+$"}),
+    "pattern of words": argument({"type": "string", "pattern": r"^\w+ \d{2}$"}),
+    "pattern of spaces": argument({"type": "string", "pattern": r"^a\s[\s\w]b$"}),
+    "pattern of escapes": argument({"type": "string", "pattern": r'^[x"\\\t]x+$'}), "pattern open": argument({"type": "string", "pattern": "ab|x"}),
+    "pattern or number": argument({"anyOf": [{"type": "string", "pattern": "^[0-9]+$"}, {"type": "integer", "minimum": 5}]}),
+    "pattern inside": argument({"type": "object", "properties": {"s": {"type": "string", "pattern": "^.{2}$"}}, "required": ["s"]}),
+    "least": argument({"type": "integer", "minimum": 3}), "bounds": argument({"type": "integer", "minimum": -5, "maximum": 1200}),
+    "open bounds": argument({"type": "integer", "exclusiveMinimum": 3, "exclusiveMaximum": 7}),
+    "broken bounds": argument({"type": "integer", "minimum": 2.5, "exclusiveMaximum": 9.5}),
+    "number bounds": argument({"type": "number", "minimum": -0.5, "maximum": 12.25}),
+    "number open": argument({"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}),
+    "steps": argument({"type": "integer", "multipleOf": 3}), "bound alone": argument({"minimum": 3}),
+    "array": argument({"type": "array", "items": INTEGER, "minItems": 1, "maxItems": 3}), "any array": argument({"type": "array"}),
+    "tuple": argument({"type": "array", "prefixItems": [INTEGER, STRING], "items": {"type": "null"}, "minItems": 1}),
+    "long tuple": argument({"type": "array", "prefixItems": [INTEGER], "minItems": 2}),
+    "object": argument({"type": "object", "properties": {"q": INTEGER, "r": STRING}, "required": ["r"]}),
+    "any object": argument({"type": "object"}), "map": argument({"type": "object", "additionalProperties": INTEGER}),
+    "open object": argument({"type": "object", "properties": {"a": INTEGER}, "additionalProperties": True}),
+    "required alone": argument({"type": "object", "required": ["z"]}), "counted": argument({"type": "object",
+    "properties": {"q": INTEGER, "r": STRING}, "minProperties": 1, "maxProperties": 1}),
+    "named": argument({"type": "object", "propertyNames": {"pattern": "^a+$"}, "additionalProperties": INTEGER}),
+    "by pattern": argument({"type": "object", "patternProperties": {"^x": INTEGER}}),
+    "short names": argument({"type": "object", "propertyNames": {"maxLength": 2}}),
+    "untyped": argument({"properties": {"q": INTEGER}, "required": ["q"]}),
+    "union": argument({"type": ["string", "integer"]}), "list or text": argument({"anyOf": [{"type": "array", "items": STRING}, STRING]}),
+    "object or text": argument({"anyOf": [{"type": "object", "properties": {"a": STRING}, "required": ["a"]}, STRING]}),
+    "beside anyOf": argument({"type": "integer", "anyOf": [{"minimum": 3}, {"maximum": 0}]}),
+    "one of two required": argument({"type": "object", "properties": {"a": INTEGER, "b": INTEGER},
+    "anyOf": [{"required": ["a"]}, {"required": ["b"]}]}),
+    "oneOf types": argument({"oneOf": [INTEGER, STRING]}), "oneOf constants": argument({"oneOf": [{"type": "object",
+    "properties": {"k": {"const": "a"}, "v": INTEGER}, "required": ["k"]},
+    {"type": "object", "properties": {"k": {"const": "b"}}, "required": ["k"]}]}),
+    "oneOf names": argument({"oneOf": [{"type": "object", "properties": {"x": INTEGER}, "required": ["x"]},
+    {"type": "object", "properties": {"y": INTEGER}, "required": ["y"]}]}),
+    "allOf": argument({"allOf": [INTEGER, {"minimum": 5}]}), "allOf objects": argument({"allOf": [{"type": "object", "properties": {"x": INTEGER},
+    "required": ["x"]}, {"properties": {"y": STRING}, "required": ["y"]}]}),
+    "allOf beside": argument({"minimum": 5, "allOf": [{"$ref": "#/$defs/i"}]}, **{"$defs": {"i": INTEGER}}),
+    "enum": argument({"enum": ["a b", 1, None, {"x": 1}, "<x>"]}), "enum and type": argument({"enum": [1, "a"], "type": "string"}),
+    "enum and bound": argument({"enum": [1, 9], "minimum": 5}), "enum like JSON": argument({"enum": ["1", "null", " x "]}),
+    "const": argument({"const": {"a": [1, 2]}}), "enum inside": argument({"type": "array", "items": {"enum": ['q"\\\n', "é"]}}),
+    "ref beside": argument({"$ref": "#/$defs/i", "minimum": 5, "description": "d"}, **{"$defs": {"i": INTEGER}}),
+    "refs in two places": {"type": "object", "properties": {"a": {"$ref": "#/$defs/s"}, "o": {"type": "array", "items": {"$ref": "#/$defs/s"}}},
+    "$defs": {"s": {"type": "string", "maxLength": 3}}},
+    "odd ref": argument({"$ref": "#/definitions/a~1b"}, definitions={"a/b": INTEGER}),
+    "ref chain": argument({"$ref": "#/$defs/x"}, **{"$defs": {"x": {"$ref": "#/$defs/y"}, "y": INTEGER}}),
+    "recursion": argument({"$ref": "#/$defs/t"}, **{"$defs": TREE["$defs"]}),
+    "recursive root": {"type": "object", "properties": {"a": {"$ref": "#"}, "v": STRING}}, "root ref": TREE,
+    "root anyOf": {"anyOf": [{"type": "object", "properties": {"x": INTEGER}, "required": ["x"]}, {"type": "object", "properties": {"y": STRING}}]},
+    "root map": {"type": "object", "additionalProperties": INTEGER}, "root any": {"type": "object"}, "root empty": {},
+    "root closed": {"type": "object", "properties": {}, "additionalProperties": False},
+    "root by pattern": {"type": "object", "patternProperties": {"^x+$": STRING}}, "root enum": {"enum": [{"a": 1, "b": "x"}, {}]},
+    "optional": {"type": "object", "properties": {"a": STRING, "b": INTEGER, "c c": {"type": "boolean"}}},
+    "remarks": argument({"type": "string", "title": "t", "default": "x", "nullable": True, "format": "unheard-of"}),
+    **{name: argument({"type": "string", "format": name}) for name in ("date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6",
+    "uuid", "uri", "json-pointer", "relative-json-pointer")},
 }
 REFUSED = {
-    "pattern  ": {"type": "string", "pattern": "(?=a)b"}, "pattern   ": {"type": "string", "pattern": r"(a)\1"}, "pattern    ": {"type": "string", "pattern": r"\bb"}, "type": {"allOf": [STRING, INTEGER]},
+    "pattern  ": {"type": "string", "pattern": "(?=a)b"}, "pattern   ": {"type": "string", "pattern": r"(a)\1"},
+    "pattern    ": {"type": "string", "pattern": r"\bb"}, "type": {"allOf": [STRING, INTEGER]},
     **{"pattern" + " " * n: {"type": "string", "pattern": pattern} for n, pattern in enumerate(('^"$', r"\\", r"\n", r"\x22", r"\cA", "(?i)a"), 5)},
-    "uniqueItems": {"type": "array", "items": INTEGER, "uniqueItems": True}, "contains": {"type": "array", "contains": INTEGER}, "not": {"not": STRING}, "if": {"type": "integer", "if": {"minimum": 3}, "then": {"maximum": 5}},
-    "dependentRequired": {"type": "object", "properties": {"q": INTEGER, "r": STRING}, "dependentRequired": {"q": ["r"]}}, "unevaluatedProperties": {"type": "object", "unevaluatedProperties": False}, "multipleOf": {"type": "number", "multipleOf": 0.5},
-    "multipleOf ": {"type": "integer", "multipleOf": 3, "minimum": 10}, "minLength": {"type": "string", "pattern": "^a+$", "minLength": 3}, "maxLength": {"type": "string", "format": "date", "maxLength": 3}, "pattern": {"type": "string", "pattern": "a^b"}, "pattern ": {"type": "string", "format": "date", "pattern": "^2"},
-    "oneOf": {"oneOf": [INTEGER, NUMBER]}, "oneOf ": {"oneOf": [{"type": "object", "properties": {"x": INTEGER}}, {"type": "object", "properties": {"x": INTEGER}}]}, "$ref": {"$ref": "https://example.org/schema"}, "$ref ": {"$ref": "#/$defs/nowhere"}, "$ref  ": {"$ref": "#/$defs/loop"},
-    "patternProperties": {"type": "object", "patternProperties": {"^x+$": INTEGER, "^xy*$": STRING}}, "patternProperties ": {"type": "object", "properties": {"x": STRING}, "patternProperties": {"^x$": INTEGER}}, "minProperties": {"type": "object", "additionalProperties": INTEGER, "minProperties": 2},
-    "required": {"type": "object", "properties": {}, "required": ["z"], "additionalProperties": False}, "const": {"const": 1, "type": "string"}, "enum": {"enum": [1, 2], "minimum": 5}, "minimum": {"type": "integer", "minimum": 1e20}, "anyOf": {"type": "integer", "anyOf": [STRING]}, "additionalProperties": {"allOf": [{"properties": {"x": INTEGER}, "additionalProperties": False}, {"properties": {"y": INTEGER}}]},
+    "uniqueItems": {"type": "array", "items": INTEGER, "uniqueItems": True}, "contains": {"type": "array", "contains": INTEGER},
+    "not": {"not": STRING}, "if": {"type": "integer", "if": {"minimum": 3}, "then": {"maximum": 5}},
+    "dependentRequired": {"type": "object", "properties": {"q": INTEGER, "r": STRING}, "dependentRequired": {"q": ["r"]}},
+    "unevaluatedProperties": {"type": "object", "unevaluatedProperties": False}, "multipleOf": {"type": "number", "multipleOf": 0.5},
+    "multipleOf ": {"type": "integer", "multipleOf": 3, "minimum": 10}, "minLength": {"type": "string", "pattern": "^a+$", "minLength": 3},
+    "maxLength": {"type": "string", "format": "date", "maxLength": 3}, "pattern": {"type": "string", "pattern": "a^b"},
+    "pattern ": {"type": "string", "format": "date", "pattern": "^2"},
+    "oneOf": {"oneOf": [INTEGER, NUMBER]}, "oneOf ": {"oneOf": [{"type": "object", "properties": {"x": INTEGER}},
+    {"type": "object", "properties": {"x": INTEGER}}]}, "$ref": {"$ref": "https://example.org/schema"}, "$ref ": {"$ref": "#/$defs/nowhere"},
+    "$ref  ": {"$ref": "#/$defs/loop"},
+    "patternProperties": {"type": "object", "patternProperties": {"^x+$": INTEGER, "^xy*$": STRING}},
+    "patternProperties ": {"type": "object", "properties": {"x": STRING}, "patternProperties": {"^x$": INTEGER}},
+    "minProperties": {"type": "object", "additionalProperties": INTEGER, "minProperties": 2},
+    "required": {"type": "object", "properties": {}, "required": ["z"], "additionalProperties": False}, "const": {"const": 1, "type": "string"},
+    "enum": {"enum": [1, 2], "minimum": 5}, "minimum": {"type": "integer", "minimum": 1e20}, "anyOf": {"type": "integer", "anyOf": [STRING]},
+    "additionalProperties": {"allOf": [{"properties": {"x": INTEGER}, "additionalProperties": False}, {"properties": {"y": INTEGER}}]},
 }
 
 
@@ -133,13 +186,16 @@ def test_what_a_grammar_accepts_satisfies_the_schema(compiler, name, format):
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_a_grammar_cannot_enforce_is_refused_by_name(compiler, name, format):
     schema = argument(REFUSED[name], **{"$defs": {"loop": {"$ref": "#/$defs/loop"}}})
-    with pytest.raises(RequestError, match=rf"^tools\[1\]\.function\.parameters\.properties\.a(\.\w+\[\d\])?\.{name.strip().replace('$', '[$]')}: .*set tools\[1\]\.function\.strict to false$"):
+    keyword = name.strip().replace("$", "[$]")
+    place = rf"^tools\[1\]\.function\.parameters\.properties\.a(\.\w+\[\d\])?\.{keyword}: "
+    with pytest.raises(RequestError, match=rf"{place}.*set tools\[1\]\.function\.strict to false$"):
         structural_tag(format, [tool({}, name="g"), tool(schema, strict=True)])
     for loose in ({}, {"strict": False}):  # as far as it goes, and not at all
         compiler.compile_structural_tag(json.dumps(structural_tag(format, [tool(schema, **loose)])))
 
 
-@pytest.mark.parametrize("schema, place", [({"type": "string", "pattern": "<b>"}, "pattern"), ({"type": "string", "pattern": "^[!-~]$"}, "pattern"), ({"type": "string", "pattern": r"\x3c"}, "pattern"), ({"enum": ["x</arg_value>y"]}, "enum"),
+@pytest.mark.parametrize("schema, place", [({"type": "string", "pattern": "<b>"}, "pattern"), ({"type": "string", "pattern": "^[!-~]$"}, "pattern"),
+    ({"type": "string", "pattern": r"\x3c"}, "pattern"), ({"enum": ["x</arg_value>y"]}, "enum"),
                                            ({"anyOf": [STRING, {"type": "array", "items": {"type": "string", "pattern": "^a$"}}]}, "anyOf")])
 def test_what_only_glm_cannot_hold(schema, place):
     structural_tag("llama", [tool(argument(schema), strict=True)])
@@ -147,25 +203,38 @@ def test_what_only_glm_cannot_hold(schema, place):
         structural_tag("glm", [tool(argument(schema), strict=True)])
 
 
-@pytest.mark.parametrize("schema, place", [(argument(STRING, maxProperties=0), "maxProperties"), ({"type": "object", "minProperties": 1, "properties": {"a": STRING}}, "minProperties"), (argument(STRING, **{"properties": {" a": STRING}}), "properties")])
+@pytest.mark.parametrize("schema, place", [(argument(STRING, maxProperties=0), "maxProperties"),
+    ({"type": "object", "minProperties": 1, "properties": {"a": STRING}}, "minProperties"),
+    (argument(STRING, **{"properties": {" a": STRING}}), "properties")])
 def test_what_only_glm_cannot_count(schema, place):
     with pytest.raises(RequestError, match=rf"^tools\[0\]\.function\.parameters\.{place}: "):
         structural_tag("glm", [tool(schema, strict=True)])
 
 
-@pytest.mark.parametrize("schema", [argument({"type": "string", "pattern": "("}), argument({"type": "integer", "minimum": 5, "maximum": 3}), {"type": "string"}])
+@pytest.mark.parametrize("schema", [argument({"type": "string", "pattern": "("}), argument({"type": "integer", "minimum": 5, "maximum": 3}),
+    {"type": "string"}])
 def test_a_schema_without_a_grammar_is_refused(schema):
     with pytest.raises(RequestError, match=r"^tools\[0\]\.function\.parameters"):
         structural_tag("llama", [tool(schema, strict=True)])
 
 
+def test_branches_that_differ_in_themselves_alone_are_refused():
+    loops = {name: {"type": "object", "properties": {"k": {"$ref": f"#/$defs/{name}"}}, "required": ["k"]} for name in "xy"}
+    with pytest.raises(RequestError, match=r"^tools\[0\]\.function\.parameters: refers to itself"):
+        structural_tag("glm", [tool(argument({"oneOf": [{"$ref": "#/$defs/x"}, {"$ref": "#/$defs/y"}]}, **{"$defs": loops}))])
+
+
 # The way back: what satisfies a schema can be written ---------------------------------------------------------------------
 
-WORDS = st.text(st.characters(exclude_categories=["Cs", "Cc"]) | st.sampled_from("<>&\"'{}\\/\n"), max_size=12).filter(lambda text: "</arg_value>" not in text)
-INNER = st.recursive(st.none() | st.booleans() | st.integers(-10**6, 10**6) | WORDS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS, inner, max_size=3), max_leaves=5)
+WORDS = st.text(st.characters(exclude_categories=["Cs", "Cc"]) | st.sampled_from("<>&\"'{}\\/\n"),
+    max_size=12).filter(lambda text: "</arg_value>" not in text)
+INNER = st.recursive(st.none() | st.booleans() | st.integers(-10**6, 10**6) | WORDS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS, inner, max_size=3), max_leaves=5)
 ARGUMENTS = st.fixed_dictionaries({"s": WORDS, "e": st.sampled_from(["a b", "<x>", 1, None])}, optional={
-    "i": st.integers(), "b": st.booleans(), "o": st.dictionaries(WORDS, INNER, max_size=3), "l": st.lists(WORDS, max_size=3), "u": WORDS.filter(lambda text: not text.strip().isdigit()) | st.integers()})
-DECLARED = {"type": "object", "properties": {"s": STRING, "e": {"enum": ["a b", "<x>", 1, None]}, "i": INTEGER, "b": {"type": "boolean"}, "o": {"type": "object"}, "l": {"type": "array", "items": STRING}, "u": {"anyOf": [STRING, INTEGER]}}, "required": ["s", "e"]}
+    "i": st.integers(), "b": st.booleans(), "o": st.dictionaries(WORDS, INNER, max_size=3), "l": st.lists(WORDS, max_size=3),
+    "u": WORDS.filter(lambda text: not text.strip().isdigit()) | st.integers()})
+DECLARED = {"type": "object", "properties": {"s": STRING, "e": {"enum": ["a b", "<x>", 1, None]}, "i": INTEGER, "b": {"type": "boolean"},
+    "o": {"type": "object"}, "l": {"type": "array", "items": STRING}, "u": {"anyOf": [STRING, INTEGER]}}, "required": ["s", "e"]}
 
 
 @settings(max_examples=150, deadline=None)
@@ -191,7 +260,9 @@ def test_choices(compiler, format):
     call, other, stray = CALL[format], OTHER[format], UNDECLARED[format]
     named = {"type": "function", "function": {"name": "g"}}
     expected = {  # text: by auto, required, none, named
-        "hello": (True, False, True, False), call: (True, True, False, False), other: (True, True, False, True), f"so {call}": (True, False, False, False), f"{call}\n{other}": (True, True, False, False), stray: (False, False, False, False), f"{call} {stray}": (False, False, False, False),
+        "hello": (True, False, True, False), call: (True, True, False, False), other: (True, True, False, True),
+        f"so {call}": (True, False, False, False), f"{call}\n{other}": (True, True, False, False), stray: (False, False, False, False),
+            f"{call} {stray}": (False, False, False, False),
     }
     for text, wanted in expected.items():
         got = tuple(accepts(compiler, structural_tag(format, TOOLS, choice), text) for choice in ("auto", "required", "none", named))
@@ -225,7 +296,9 @@ def test_strict_false_is_any_object_and_no_parameters_are_none(compiler, format)
     assert accepts(compiler, none, format_tool_call(format, "f", {})) and not accepts(compiler, none, format_tool_call(format, "f", {"a": 1}))
 
 
-@pytest.mark.parametrize("choice, tools, place", [("any", TOOLS, "tool_choice='any'"), ("required", [], "tool_choice='required'"), ({"type": "function", "function": {"name": "h"}}, TOOLS, r"tool_choice\.function\.name='h'"), ({"type": "tool"}, TOOLS, "tool_choice="), (None, TOOLS, "tool_choice=None")])
+@pytest.mark.parametrize("choice, tools, place", [("any", TOOLS, "tool_choice='any'"), ("required", [], "tool_choice='required'"),
+    ({"type": "function", "function": {"name": "h"}}, TOOLS, r"tool_choice\.function\.name='h'"), ({"type": "tool"}, TOOLS, "tool_choice="),
+    (None, TOOLS, "tool_choice=None")])
 def test_a_wrong_choice_is_refused(choice, tools, place):
     with pytest.raises(RequestError, match=f"^{place}"):
         structural_tag("glm", tools, choice)
@@ -247,15 +320,20 @@ def test_without_xgrammar_the_install_line_is_printed(monkeypatch):
 # Pieces ------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("pattern, plain, tagless", [("^a.b$", r"^a[^\n\r\u2028\u2029]b$", r"^a[^\n\r\u2028\u2029<]b$"), (r"[^x]\S", r"[^x]\S", r"[^x<][^\s<]"), (r"\.[.$^]\$", r"\.[.$^]\$", r"\.[.$^]\$"), (r"[\w\W]", r"[\w\W]", "[^<]"), ("(?<n>a)", "(?<n>a)", "(?<n>a)")])
+@pytest.mark.parametrize("pattern, plain, tagless", [("^a.b$", r"^a[^\n\r\u2028\u2029]b$", r"^a[^\n\r\u2028\u2029<]b$"),
+    (r"[^x]\S", r"[^x]\S", r"[^x<][^\s<]"), (r"\.[.$^]\$", r"\.[.$^]\$", r"\.[.$^]\$"), (r"[\w\W]", r"[\w\W]", "[^<]"),
+    ("(?<n>a)", "(?<n>a)", "(?<n>a)")])
 def test_patterns_are_made_plain(pattern, plain, tagless):
     assert (plain_pattern(pattern, False), plain_pattern(pattern, True)) == (plain, tagless)
 
 
 def test_merging():
-    assert merge({"type": ["integer", "string"], "minimum": 1, "required": ["a"]}, {"type": "number", "minimum": 3, "required": ["b"]}) == {"type": "integer", "minimum": 3, "required": ["a", "b"]}
-    assert merge({"enum": [1, 2]}, {"enum": [2, True]}) == {"enum": [2]} and merge({"maxLength": 3}, {"maxLength": 2}) == {"maxLength": 2} and merge({"type": "string"}, {"type": "null"}) == {"type": []}
-    for one, other in (({"pattern": "a"}, {"pattern": "b"}), ({"items": INTEGER}, {"prefixItems": [STRING]}), ({"additionalProperties": False}, {"properties": {"a": STRING}})):
+    assert merge({"type": ["integer", "string"], "minimum": 1, "required": ["a"]},
+        {"type": "number", "minimum": 3, "required": ["b"]}) == {"type": "integer", "minimum": 3, "required": ["a", "b"]}
+    assert merge({"enum": [1, 2]}, {"enum": [2, True]}) == {"enum": [2]} and merge({"maxLength": 3},
+        {"maxLength": 2}) == {"maxLength": 2} and merge({"type": "string"}, {"type": "null"}) == {"type": []}
+    for one, other in (({"pattern": "a"}, {"pattern": "b"}), ({"items": INTEGER}, {"prefixItems": [STRING]}),
+        ({"additionalProperties": False}, {"properties": {"a": STRING}})):
         for pair in ((one, other), (other, one)):
             with pytest.raises(Conflict):
                 merge(*pair)

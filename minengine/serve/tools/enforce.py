@@ -117,7 +117,7 @@ class _Writer:
                 try:
                     whole = merge(whole, one)
                 except Conflict as conflict:
-                    self.fault(path, conflict.keyword, "stands in two schemas that are combined here, and a grammar cannot enforce both; write them as one")
+                    self.fault(path, conflict.keyword, "stands in two schemas that are combined here; write them as one")
         return whole
 
     def target(self, reference: str, path: str) -> Any:
@@ -170,7 +170,7 @@ class _Writer:
         result = {"anyOf": [self.node(branch, f"{path}.{keyword}[{index}]") for index, branch in enumerate(possible)]}
         kinds = types(result, {"$defs": self.defined})
         if self.tags and "string" in kinds and kinds & {"array", "object"} and self.shaped(result, set()):
-            self.fault(path, keyword, "allows a string beside arrays or objects with a pattern or format, which a text may look like; allow one of them")
+            self.fault(path, keyword, "allows a string beside JSON with a pattern or format inside, which a text may look like; allow one of them")
         return result
 
     def shaped(self, schema: Any, seen: set[str]) -> bool:
@@ -209,7 +209,7 @@ class _Writer:
             result = {"patternProperties": {self.pattern(pattern, path, "patternProperties"): self.node(part, f"{path}.patternProperties.{pattern}")
                                             for pattern, part in own["patternProperties"].items()}}
         else:
-            result = {"additionalProperties": True if extra is True else False if extra is False else self.node(extra, f"{path}.additionalProperties")}
+            result = {"additionalProperties": extra if isinstance(extra, bool) else self.node(extra, f"{path}.additionalProperties")}
             if "propertyNames" in own:
                 result["propertyNames"] = self.node(self.joined([own["propertyNames"], {"type": "string"}], path), f"{path}.propertyNames")
         if own.get("minProperties", 0) > (1 if "properties" not in result else len(properties)):

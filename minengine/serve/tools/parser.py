@@ -6,7 +6,7 @@ from typing import Any, Generator, Mapping, Sequence
 
 from . import glm, llama
 from .declared import MALFORMED, UNDECLARED, declared_tools
-from .source import WHITESPACE, EndOfText, Source
+from .source import EndOfText, Source
 
 __all__ = ["FORMATS", "Delta", "ToolCallParser", "format_tool_call", "parse_tool_calls"]
 

@@ -27,7 +27,8 @@ class Unenforceable(ValueError):
 def plain_pattern(pattern: str, tags: bool) -> str:
     """
     Raises:
-        Unenforceable: an anchor in the middle, a look around, a reference back, a character that JSON escapes, or, with `tags`, a "<" that is asked for by name.
+        Unenforceable: an anchor in the middle, a look around, a reference back, a character that JSON escapes, or, with `tags`,
+            a "<" that is asked for by name.
     """
     parts: list[str] = []
     at = 0

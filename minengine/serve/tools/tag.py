@@ -78,7 +78,10 @@ def _held(tool: Mapping[str, Any], place: str, format: str, xgrammar: Any) -> di
     elif parameters is None:
         schema, faults = {"type": "object", "properties": {}, "additionalProperties": False}, []
     else:
-        schema, faults = enforceable(parameters, tags=format == "glm")
+        try:
+            schema, faults = enforceable(parameters, tags=format == "glm")
+        except RecursionError as error:  # branches whose difference lies in themselves, or very deep ones
+            raise RequestError(f"{place}.parameters: refers to itself or nests too deep; make it flatter, or set {place}.strict to false") from error
     if faults and strict:
         raise RequestError(f"{place}.parameters.{faults[0].place}: {faults[0].reason}; or set {place}.strict to false")
     try:
