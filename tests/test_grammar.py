@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from minengine import LLM
-from minengine.grammar import GrammarBackend, mask_logits
+from minengine.grammar import GrammarBackend, mask_logits, unpack
 from minengine.grammar_limits import MAX_ANSWER_CHARS, least_chars
 from minengine.request import OutputKind, Request, RequestError, SamplingParams, StructuredOutputsParams
 from minengine.sampling import sample
@@ -148,6 +148,15 @@ def test_what_is_forced_is_not_sampled():
     assert len(a.metrics.token_s) == len(a.outputs[0].token_ids)
 
 
+def test_the_last_forced_token_is_left_to_the_model():
+    text = tiny_tokenizer().encode("call name: true")
+    matcher = backend().matcher(StructuredOutputsParams(choice=["call name: true"]))
+    assert matcher.jump(2) == text[:2]
+    assert allowed(matcher) == {text[2]} and matcher.accept(text[2])  # decided, whether it comes at once or not
+    assert matcher.jump(99) == text[3:-1] and allowed(matcher) > {text[-1]}
+    assert matcher.jump(99) == []
+
+
 def test_what_may_stop_a_request_is_sampled():
     engine, text = text_engine(), StructuredOutputsParams(choice=["no name, no age"])
     name = tiny_tokenizer().encode("name")[0]
@@ -222,7 +231,7 @@ def allowed(matcher):
     return {id for id, x in enumerate(masked[0].tolist()) if x == 0.0}
 
 
-def test_no_text_spells_a_control_token_and_a_tag_may_name_one():
+def test_no_text_spells_a_control_token_and_a_tag_may_name_one(capfd):
     tokens = {id: tiny_tokenizer().token_bytes(id) for id in range(tiny_tokenizer().vocab_size)}
     grammars = backend()
 
@@ -241,7 +250,7 @@ def test_no_text_spells_a_control_token_and_a_tag_may_name_one():
         assert not free & {0, 2} and len(free) > 100, anything
     spelled = grammars.matcher(StructuredOutputsParams(choice=["<|im_start|>"]))
     assert {tokens[id] for id in allowed(spelled)} == {b"<"}
-    assert spelled.jump(50) == []  # the tokenizer would write the control token
+    assert spelled.jump(50) == [] and not capfd.readouterr().err  # the tokenizer would write the control token
     assert at({"type": "token", "token": "<|im_start|>"}) == {2}
     assert at({"type": "token", "token": "<s>"}) == at({"type": "token", "token": 0}) == {0}  # a part of the same form, and not the same mask
     assert at({"type": "sequence", "elements": [{"type": "const_string", "value": "a"}, {"type": "token", "token": "<|im_start|>"}]}, *tiny_tokenizer().encode("a")) == {2}
@@ -259,6 +268,20 @@ def test_every_answer_is_text_without_control_tokens():
                                                               structured_outputs=StructuredOutputsParams(regex=r"(.|\n)*")))
     for out in run(engine).values():
         assert not {0, 2} & set(out.outputs[0].token_ids)
+
+
+def test_masks_unpack_to_what_is_applied():
+    """On a GPU the bits are unpacked by torch; on a CPU xgrammar applies them."""
+    matchers = [backend().matcher(StructuredOutputsParams(**form)) for form, _ in FORMS.values()]
+    logits, mask = torch.randn(len(matchers), 199), torch.full((len(matchers), 7), -1, dtype=torch.int32)
+    for row, matcher in enumerate(matchers):
+        matcher.fill(mask, row)
+    masked, stuck = mask_logits(logits, matchers)
+    assert not stuck and torch.equal(torch.where(unpack(mask, 199), logits, -torch.inf), masked)
+    some, _ = mask_logits(logits, [matchers[0], None, *matchers[2:]])
+    assert torch.equal(some[1], logits[1]) and torch.equal(some[2:], masked[2:])
+    tens = torch.tensor([[-(1 << 31), 1, 0b1010]], dtype=torch.int32)
+    assert unpack(tens, 70).nonzero()[:, 1].tolist() == [31, 32, 65, 67]
 
 
 def test_log_probabilities_are_of_the_unmodified_distribution():
