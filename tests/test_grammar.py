@@ -155,6 +155,8 @@ def test_the_last_forced_token_is_left_to_the_model():
     assert allowed(matcher) == {text[2]} and matcher.accept(text[2])  # decided, whether it comes at once or not
     assert matcher.jump(99) == text[3:-1] and allowed(matcher) > {text[-1]}
     assert matcher.jump(99) == []
+    last_bit = backend().matcher(StructuredOutputsParams(choice=["=!"]))
+    assert last_bit.jump(0) == [] and allowed(last_bit) == {31}
 
 
 def test_what_may_stop_a_request_is_sampled():
@@ -250,7 +252,8 @@ def test_no_text_spells_a_control_token_and_a_tag_may_name_one(capfd):
         assert not free & {0, 2} and len(free) > 100, anything
     spelled = grammars.matcher(StructuredOutputsParams(choice=["<|im_start|>"]))
     assert {tokens[id] for id in allowed(spelled)} == {b"<"}
-    assert spelled.jump(50) == [] and not capfd.readouterr().err  # the tokenizer would write the control token
+    longer = grammars.matcher(StructuredOutputsParams(choice=["<|im_start|> and more"]))
+    assert spelled.jump(50) == longer.jump(50) == [] and not capfd.readouterr().err  # the tokenizer would write the control token
     assert at({"type": "token", "token": "<|im_start|>"}) == {2}
     assert at({"type": "token", "token": "<s>"}) == at({"type": "token", "token": 0}) == {0}  # a part of the same form, and not the same mask
     assert at({"type": "sequence", "elements": [{"type": "const_string", "value": "a"}, {"type": "token", "token": "<|im_start|>"}]}, *tiny_tokenizer().encode("a")) == {2}
