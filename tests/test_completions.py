@@ -65,7 +65,8 @@ def test_a_prompt_in_all_its_shapes(served):
     one, other = GREEDY["prompt"], "Water boils at"
     text = served.post(COMPLETIONS, GREEDY).json()["choices"][0]["text"]
     text_2 = served.post(COMPLETIONS, {**GREEDY, "prompt": other}).json()["choices"][0]["text"]
-    for prompt, texts in ((ids(served, one), [text]), ([one], [text]), ([one, other], [text, text_2]), ([ids(served, other), ids(served, one)], [text_2, text])):
+    for prompt, texts in ((ids(served, one), [text]), ([one], [text]), ([one, other], [text, text_2]),
+                          ([ids(served, other), ids(served, one)], [text_2, text])):
         body = served.post(COMPLETIONS, {**GREEDY, "prompt": prompt}).json()
         assert [choice["text"] for choice in body["choices"]] == texts
         assert [choice["index"] for choice in body["choices"]] == list(range(len(texts)))
@@ -76,7 +77,8 @@ def test_several_prompts_with_several_choices_each(served):
     body = served.post(COMPLETIONS, both).json()
     texts = [choice["text"] for choice in body["choices"]]
     assert [choice["index"] for choice in body["choices"]] == [0, 1, 2, 3]
-    assert served.post(COMPLETIONS, {**both, "prompt": "Red, green,"}).json()["choices"][1]["text"] == texts[3], "choice p*n + i is the i-th of prompt p"
+    alone = served.post(COMPLETIONS, {**both, "prompt": "Red, green,", "n": 1, "seed": 6}).json()["choices"]
+    assert alone[0]["text"] == texts[3] != texts[2], "choice p*n + i is the i-th of prompt p, and draws from seed + i"
     prompts = len(ids(served, "One,")) + len(ids(served, "Red, green,"))
     assert body["usage"]["prompt_tokens"] == prompts and body["usage"]["completion_tokens"] == 24
     choices, usage = streamed(served.post(COMPLETIONS, {**both, "stream": True, "stream_options": {"include_usage": True}}))
@@ -112,7 +114,8 @@ def test_without_max_tokens_there_are_sixteen_or_what_is_left(mini):
 
 def test_neutral_values_are_taken(served):
     plain = served.post(COMPLETIONS, GREEDY).json()["choices"]
-    neutral = {"best_of": 1, "suffix": None, "frequency_penalty": 0, "presence_penalty": 0, "logit_bias": None, "user": "u", "echo": False, "min_tokens": 0}
+    neutral = {"best_of": 1, "suffix": None, "frequency_penalty": 0, "presence_penalty": 0, "logit_bias": None, "user": "u", "echo": False,
+               "min_tokens": 0}
     assert served.post(COMPLETIONS, {**GREEDY, **neutral}).json()["choices"] == plain
     filled = served.post(COMPLETIONS, {**GREEDY, "ignore_eos": True, "min_tokens": 8})
     assert filled.json()["usage"]["completion_tokens"] == 8
@@ -209,7 +212,8 @@ def gather(generators, take=None):
 
 def test_choices_run_together_and_a_prompt_counts_once():
     log = []
-    texts, observed, usage = gather([closing(log, "a", [output("a", "1"), output("a", "2", "stop")]), closing(log, "b", [output("b", "3", "length")])])
+    texts, observed, usage = gather([closing(log, "a", [output("a", "1"), output("a", "2", "stop")]),
+                                     closing(log, "b", [output("b", "3", "length")])])
     assert texts == ["12", "3"] and sorted(observed) == sorted(log) == ["a", "b"]
     assert usage.body() == {"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5, "prompt_tokens_details": {"cached_tokens": 1}}
 

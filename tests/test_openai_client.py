@@ -138,7 +138,8 @@ def test_an_answer_follows_a_json_schema(client):
     assert streamed(client.chat.completions.create(**options, stream=True))[0] == choice.message.content
 
 
-@pytest.mark.parametrize("tool_choice, names", [("required", {"get_weather", "get_time"}), ({"type": "function", "function": {"name": "get_time"}}, {"get_time"})])
+@pytest.mark.parametrize("tool_choice, names", [("required", {"get_weather", "get_time"}),
+                                                ({"type": "function", "function": {"name": "get_time"}}, {"get_time"})])
 def test_calls_are_the_same_streamed_and_whole(client, tool_choice, names):
     options = dict(model="smollm2", messages=[{"role": "user", "content": "What is the weather in Oslo?"}], tools=TOOLS, tool_choice=tool_choice,
                    parallel_tool_calls=False, max_tokens=100, temperature=0)

@@ -14,18 +14,24 @@ from minengine.serve.protocol import ChatCompletionRequest  # noqa: E402
 from minengine.serve.tools import format_tool_call, parse_tool_calls  # noqa: E402
 from minengine.tokenizer import load_tokenizer  # noqa: E402
 
-TOOL = {"type": "function", "function": {"name": "add", "description": "Adds", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}}
+TOOL = {"type": "function", "function": {"name": "add", "description": "Adds",
+                                         "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}}
 USER = {"role": "user", "content": "What is 1+1?"}
-CALLED = {"role": "assistant", "content": None, "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{\"a\": 1}"}}]}
+CALLED = {"role": "assistant", "content": None,
+          "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{\"a\": 1}"}}]}
 RESULT = {"role": "tool", "tool_call_id": "c1", "content": "2"}
 
 # Knows tools, calls and results, takes arguments apart, and opens the answer inside reasoning unless told otherwise.
 KNOWING = """{% if tools %}TOOLS{% for tool in tools %} {{ tool.function.name }}{% endfor %}
-{% endif %}{% for m in messages %}<{{ m.role }}{% if m.name %} {{ m.name }}{% endif %}>{{ m.content }}{% if m.tool_calls %}{% for call in m.tool_calls %}{% for key, value in call.function.arguments.items() %}[{{ call.function.name }} {{ key }}={{ value | tojson }}]{% endfor %}{% endfor %}{% endif %}
+{% endif %}{% for m in messages %}<{{ m.role }}{% if m.name %} {{ m.name }}{% endif %}>{{ m.content }}{% if m.tool_calls %}
+{% for call in m.tool_calls %}{% for key, value in call.function.arguments.items() %}
+[{{ call.function.name }} {{ key }}={{ value | tojson }}]{% endfor %}{% endfor %}{% endif %}
 {% endfor %}{% if add_generation_prompt %}<assistant>{% if enable_thinking is not defined or enable_thinking %}<think>
 {% endif %}{% endif %}"""
 # Alternates user and assistant, and refuses everything else.
-STRICT = """{% for m in messages %}{% if m.role not in ('user', 'assistant') %}{{ raise_exception('no such role') }}{% endif %}<{{ m.role }}>{{ m.content }}{% endfor %}"""
+STRICT = """{% for m in messages %}
+{% if m.role not in ('user', 'assistant') %}{{ raise_exception('no such role') }}{% endif %}
+<{{ m.role }}>{{ m.content }}{% endfor %}"""
 
 
 tokenizer = lru_cache(lambda: load_tokenizer("smollm2"))
@@ -138,8 +144,10 @@ CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments":
     ([USER, RESULT], "messages.1.tool_call_id"),
     ([USER, CALLED, {**RESULT, "tool_call_id": "c2"}], "messages.2.tool_call_id"),
     ([USER, CALLED, {"role": "tool", "content": "x"}], "messages.2.tool_call_id"),
-    ([USER, {"role": "assistant", "tool_calls": [{**CALL, "function": {"name": "add", "arguments": "{"}}]}], "messages.1.tool_calls.0.function.arguments"),
-    ([USER, {"role": "assistant", "tool_calls": [{**CALL, "function": {"name": "add", "arguments": "[]"}}]}], "messages.1.tool_calls.0.function.arguments"),
+    ([USER, {"role": "assistant", "tool_calls": [{**CALL, "function": {"name": "add", "arguments": "{"}}]}],
+     "messages.1.tool_calls.0.function.arguments"),
+    ([USER, {"role": "assistant", "tool_calls": [{**CALL, "function": {"name": "add", "arguments": "[]"}}]}],
+     "messages.1.tool_calls.0.function.arguments"),
     ([USER, {"role": "assistant", "tool_calls": [{**CALL, "function": {"name": "add", "arguments": '{"a":' * 2000}}]}],
      "messages.1.tool_calls.0.function.arguments"),
 ])

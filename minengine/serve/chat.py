@@ -30,24 +30,29 @@ async def chat_completions(body: ChatCompletionRequest, request: Request) -> Res
     server.check_model(body.model)
     body.check(server.limits)
     check_tool_fields(body, server.limits)
-    prompts = server.prompts
-    prompt = await prompts.prompt(body)
+    logprobs = _top_logprobs(body, server)
+    prompt = await server.prompts.prompt(body)
+    max_tokens = body.room("messages", _max_tokens_field(body), len(prompt.token_ids), server.engine.max_model_len)
     structured = await chat_structure(body, server, reasoning=prompt.reasoning)
-    if body.max_tokens is not None and body.max_completion_tokens not in (None, body.max_tokens):
-        raise RequestError(f"max_tokens={body.max_tokens}: max_completion_tokens={body.max_completion_tokens} says otherwise; send one of them")
-    field = "max_completion_tokens" if body.max_completion_tokens is not None else "max_tokens"
-    max_tokens = body.room("messages", field, len(prompt.token_ids), server.engine.max_model_len)
-    params = body.sampling_params(max_tokens=max_tokens, logprobs=_top_logprobs(body, server), structured=structured)
-    choices = [Choice(index, _parser(body, prompts.tool_format, prompt.reasoning),
-                      ChatLogprobs(server.engine.tokenizer, body.top_logprobs or 0) if body.logprobs else None) for index in range(len(params))]
+    params = body.sampling_params(max_tokens=max_tokens, logprobs=logprobs, structured=structured)
+    choices = [Choice(index, _parser(body, server.prompts.tool_format, prompt.reasoning),
+                      None if logprobs is None else ChatLogprobs(server.engine.tokenizer, logprobs)) for index in range(len(params))]
     return ChatAnswer(server, body, [prompt.token_ids], [params], choices, session_id(request, server.limits)).response()
 
 
 def _parser(body: ChatCompletionRequest, tool_format: str, reasoning: bool) -> ToolCallParser | ReasoningParser | None:
     """One a choice: it holds the choice's text so far."""
     if body.tools and body.tool_choice != "none":
-        return ToolCallParser(tool_format, [tool.model_dump(exclude_none=True) for tool in body.tools], reasoning)
+        return ToolCallParser(tool_format, body.declared, reasoning)
     return ReasoningParser() if reasoning else None
+
+
+def _max_tokens_field(body: ChatCompletionRequest) -> str:
+    if body.max_completion_tokens is None:
+        return "max_tokens"
+    if body.max_tokens not in (None, body.max_completion_tokens):
+        raise RequestError(f"max_tokens={body.max_tokens}: max_completion_tokens={body.max_completion_tokens} says otherwise; send one of them")
+    return "max_completion_tokens"
 
 
 def _top_logprobs(body: ChatCompletionRequest, server: ServerState) -> int | None:

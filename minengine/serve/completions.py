@@ -35,8 +35,8 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     _check(body, server)
     structured = None if body.structured_outputs is None else extension(body.structured_outputs, server.limits)
     prompts = [await _token_ids(prompt, server.engine.tokenizer) for prompt in body.prompt]
-    params = [body.sampling_params(max_tokens=body.room("prompt", "max_tokens", len(ids), server.engine.max_model_len, DEFAULT_MAX_TOKENS),
-                                   logprobs=body.logprobs, structured=structured) for ids in prompts]
+    room = [body.room("prompt", "max_tokens", len(ids), server.engine.max_model_len, DEFAULT_MAX_TOKENS) for ids in prompts]
+    params = [body.sampling_params(max_tokens=tokens, logprobs=body.logprobs, structured=structured) for tokens in room]
     choices = [Choice(index, logprobs=None if body.logprobs is None else CompletionLogprobs()) for index in range(body.num_choices)]
     return CompletionAnswer(server, body, prompts, params, choices, session_id(request, server.limits)).response()
 

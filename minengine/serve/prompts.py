@@ -94,7 +94,7 @@ class ChatPrompts:
         if self.tokenizer is None:
             raise RequestError("messages: this model has no tokenizer; use /v1/completions with token ids")
         turns = self._turns(body.messages)
-        tools = [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
+        tools = body.declared
         if tools and not self.knows_tools:
             about = self._about(tools)
             if turns[0]["role"] == "system":
@@ -110,8 +110,8 @@ class ChatPrompts:
     def _check_size(self, body: ChatCompletionRequest) -> int:
         """Characters of the conversation, tools not counted."""
         check_count(len(body.messages), self.limits.max_messages, "messages", "messages", "max_messages")
-        size = sum(len(message.content or "") + len(message.reasoning_content or "") + sum(len(call.function.arguments) for call in message.tool_calls or ())
-                   for message in body.messages)
+        size = sum(len(message.content or "") + len(message.reasoning_content or "")
+                   + sum(len(call.function.arguments) for call in message.tool_calls or ()) for message in body.messages)
         check_count(size, self.limits.max_prompt_chars, "messages", "characters", "max_prompt_chars")
         return size
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
@@ -306,6 +307,11 @@ class ChatCompletionRequest(GenerationRequest):
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
     prompt_cache_options: dict[str, Any] | None = None
+
+    @cached_property
+    def declared(self) -> list[dict[str, Any]]:
+        """The tools as templates, grammars and parsers take them: OpenAI's form without what was left out."""
+        return [tool.model_dump(exclude_none=True) for tool in self.tools or ()]
 
     def neutral(self) -> dict[str, tuple[Any, ...]]:
         return super().neutral() | {"modalities": (["text"],), "audio": (None,), "prediction": (None,), "web_search_options": (None,),

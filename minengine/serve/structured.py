@@ -42,7 +42,7 @@ async def chat_structure(body: ChatCompletionRequest, server: ServerState, *, re
         field = "response_format.json_schema.schema"
         structured = _formatted({"type": "json_schema", "json_schema": _response_schema(body, server.limits)}, reasoning)
     elif calls:
-        tools = json.dumps([tool.model_dump(exclude_none=True) for tool in body.tools])
+        tools = json.dumps(body.declared)
         structured = await asyncio.to_thread(_calls, server.prompts.tool_format, tools, json.dumps(body.tool_choice),
                                              body.parallel_tool_calls is not False, reasoning)
     else:
@@ -82,7 +82,7 @@ def check_tool_fields(body: ChatCompletionRequest, limits: ServeLimits) -> None:
         if tool.function.parameters is not None:
             check_schema(tool.function.parameters, f"tools.{at}.function.parameters", limits)
     try:
-        check_tools([tool.model_dump(exclude_none=True) for tool in body.tools or ()])
+        check_tools(body.declared)
     except RequestError as error:
         raise _dotted(error) from error
     if isinstance(body.tool_choice, dict):
@@ -103,7 +103,8 @@ def extension(outputs: StructuredOutputs, limits: ServeLimits) -> StructuredOutp
     """vLLM's `structured_outputs`, as it is, within the server's limits."""
     given = {name.rstrip("_"): getattr(outputs, name) for name in outputs.model_fields_set if getattr(outputs, name) is not None}
     if len(given) != 1:
-        raise RequestError(f"structured_outputs: has {', '.join(sorted(given)) or 'nothing'}; send exactly one of json, regex, choice, grammar, structural_tag")
+        raise RequestError(f"structured_outputs: has {', '.join(sorted(given)) or 'nothing'}; send exactly one of json, regex, choice, grammar, "
+                           "structural_tag")
     (name, value), = given.items()
     field = f"structured_outputs.{name}"
     if name in ("json", "structural_tag"):
