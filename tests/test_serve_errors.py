@@ -118,6 +118,12 @@ def test_a_bad_field_is_named_with_its_remedy(body, param, message):
     assert (told.status, told.param, told.message) == (400, param, message)
 
 
+def test_a_missing_item_is_named_by_its_place():
+    missing = {"type": "missing", "loc": ("body", "pair", 2), "msg": "", "input": [1, 2]}
+    told = api_error(RequestValidationError([missing], body={"pair": [1, 2]}))
+    assert (told.param, told.message) == ("pair.2", "pair.2: is missing; add it")
+
+
 def test_a_bad_body_of_many_errors_is_told_of_in_no_more_time_than_one(monkeypatch):
     class Counted(dict):
         looked_at = 0
@@ -164,6 +170,7 @@ def nested(depth):
     ([], "is a list and no JSON schema"), (None, "is a NoneType"), ("x", "is a str"),
     (nested(5), "deeper than max_schema_depth=4"), ({"enum": ["x" * 1000]}, "max_schema_bytes"), ({"enum": ["\u20ac" * 400]}, "max_schema_bytes"),
     ({"maxLength": 101}, "has a maxLength above max_schema_count=100"), ({"items": {"minItems": 1e9}}, "has a minItems"), ({"maxItems": 10**4000}, "has a maxItems"),
+    ({"properties": {key: {"maxLength": 51} for key in "ab"}}, "add up to more than max_schema_count=100"),
     ({"pattern": "a" * 51}, "has 51 characters of regex"), ({"pattern": "a{1,101}"}, "repeats something {1,101} times"),
     ({"pattern": "a{" + "9" * 40 + "}"}, "repeats something"), ({"patternProperties": {"a{999}": {}}}, "repeats something {999} times"),
     ({"properties": {"pattern": {"pattern": "x" * 99}}}, "characters of regex"),

@@ -37,7 +37,7 @@ class _JsonRequest(Request):
             kind = self.headers.get("content-type", "").split(";")[0].strip().lower()
             # A page of another origin can send a form or plain text to a loopback server unasked; for JSON its browser asks first.
             if kind != "application/json":
-                raise ApiError(415, f"Content-Type={kind!r}: the body is read as JSON; send Content-Type: application/json", code="unsupported_media_type")
+                raise ApiError(415, f"Content-Type={kind[:80]!r}: the body is read as JSON; send Content-Type: application/json", code="unsupported_media_type")
         return await super().body()
 
     async def json(self) -> Any:
@@ -64,7 +64,7 @@ def parse_json(body: bytes, limits: ServeLimits) -> Any:
     except ValueError:  # a number of more digits than Python converts
         raise _refuse("holds a number of thousands of digits; send smaller numbers") from None
     # The check walks the whole value; it finds nothing unless these bytes are there.
-    if body.count(b"[") + body.count(b"{") > limits.max_json_depth or b"\\u" in body:
+    if body.count(b"[") + body.count(b"{") > min(limits.max_json_depth, limits.max_json_parts) or b"\\u" in body:
         _check(value, limits)
     return value
 

@@ -28,7 +28,7 @@ class ServeLimits:
     max_tools: int = 128
     max_schema_bytes: int = 64 << 10
     max_schema_depth: int = 32
-    max_schema_count: int = 10_000  # minItems, maxLength and their kin, and repeats in a regex: a grammar grows with them
+    max_schema_count: int = 20_000  # minItems, maxLength and their kin added up, and any repeat in a regex: a grammar grows with them
     max_regex_chars: int = 4096
     max_grammar_chars: int = 64 << 10
     max_choices: int = 1024  # of structured_outputs.choice
@@ -60,15 +60,18 @@ def check_schema(schema: Any, field: str, limits: ServeLimits) -> None:
     if not isinstance(schema, (dict, bool)):
         raise RequestError(f"{field}: is a {type(schema).__name__} and no JSON schema; send an object")
     level: list[Any] = [schema] if isinstance(schema, dict) else []  # true and false are schemas too
-    depth = 0
+    depth = counts = 0
     while level:  # breadth first, without recursion: depth is what is being checked
         depth += 1
         if depth > limits.max_schema_depth:
             raise RequestError(f"{field}: is nested deeper than max_schema_depth={limits.max_schema_depth}; flatten it or name parts in $defs")
         for node in level:
             if isinstance(node, dict):
-                _check_keywords(node, field, limits)
+                counts += _check_keywords(node, field, limits)
         level = [child for node in level for child in _children(node) if isinstance(child, (dict, list))]
+    if counts > limits.max_schema_count:  # a grammar has a state for each
+        raise RequestError(f"{field}: has counts (maxLength, minItems, ...) that add up to more than max_schema_count={limits.max_schema_count}; "
+                           "use smaller ones or raise the limit")
     size = len(json.dumps(schema, ensure_ascii=False).encode(errors="surrogatepass"))
     check_count(size, limits.max_schema_bytes, field, "bytes of JSON schema", "max_schema_bytes")
 
@@ -87,16 +90,22 @@ def check_regex(pattern: str, field: str, limits: ServeLimits) -> None:
                                "use a smaller count or raise the limit")
 
 
-def _check_keywords(node: dict[str, Any], field: str, limits: ServeLimits) -> None:
+def _check_keywords(node: dict[str, Any], field: str, limits: ServeLimits) -> int | float:
+    """The sum of this node's counts."""
+    counts = 0
     for keyword in _KEYWORD_OF_COUNT:
         count = node.get(keyword)
-        if isinstance(count, (int, float)) and count > limits.max_schema_count:
+        if isinstance(count, bool) or not isinstance(count, (int, float)):
+            continue
+        counts += max(count, 0)
+        if count > limits.max_schema_count:
             raise RequestError(f"{field}: has a {keyword} above max_schema_count={limits.max_schema_count}; use a smaller one or raise the limit")
     if isinstance(pattern := node.get("pattern"), str):
         check_regex(pattern, f"{field}.pattern", limits)
     patterns = node.get("patternProperties")
     for pattern in patterns if isinstance(patterns, dict) else ():
         check_regex(pattern, f"{field}.patternProperties", limits)
+    return counts
 
 
 def _children(node: Any) -> Iterable[Any]:
