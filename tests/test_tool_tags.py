@@ -158,6 +158,7 @@ REFUSED = {
     "patternProperties ": {"type": "object", "properties": {"x": STRING}, "patternProperties": {"^x$": INTEGER}},
     "minProperties": {"type": "object", "additionalProperties": INTEGER, "minProperties": 2},
     "required": {"type": "object", "properties": {}, "required": ["z"], "additionalProperties": False}, "const": {"const": 1, "type": "string"},
+    "enum ": {"enum": [1, 1 << 63]}, "const ": {"const": {"x": [-10**30]}},
     "enum": {"enum": [1, 2], "minimum": 5}, "minimum": {"type": "integer", "minimum": 1e20}, "anyOf": {"type": "integer", "anyOf": [STRING]},
     "additionalProperties": {"allOf": [{"properties": {"x": INTEGER}, "additionalProperties": False}, {"properties": {"y": INTEGER}}]},
 }

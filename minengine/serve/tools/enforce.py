@@ -150,6 +150,8 @@ class _Writer:
         if self.tags and any("</arg_value>" in text for value in values for text in _texts(value)):
             self.fault(path, keyword, "has a value with '</arg_value>', which the format cannot hold; leave it out")
             values = []
+        elif any(not -(1 << 63) <= number < 1 << 63 for value in values for number in _integers(value)):
+            self.fault(path, keyword, "has an integer beyond 64 bits, which a grammar would round; leave it out")
         elif not values:
             self.fault(path, keyword, "has no value that the rest of its schema allows; change either")
         return {"enum": values} if values else {}
@@ -275,6 +277,12 @@ class _Writer:
         except Unenforceable as error:
             self.fault(path, keyword, str(error))
             return "^[^<]*$"
+
+
+def _integers(value: Any) -> list[int]:
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    return [number for item in value for number in _integers(item)] if isinstance(value, list) else [value] if isinstance(value, int) else []
 
 
 def _texts(value: Any) -> list[str]:
