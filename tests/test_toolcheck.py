@@ -126,6 +126,13 @@ def test_a_mark_that_the_conversation_speaks_of_is_no_leak():
     assert judge(case("auto"), said).kind == "leaked"
 
 
+def test_a_schema_that_was_not_promised_is_not_held_against_a_call():
+    loose = case(expect=Expect(loose=True))
+    marked = call(error={"code": "malformed_arguments", "message": "x"})
+    assert {judge(loose, answer(c)).kind for c in (call(arguments='{"n": 99}'), call(arguments="{}"), marked)} == {"ok"}
+    assert {judge(loose, answer(c)).kind for c in (call(arguments="[3]"), call(arguments="{"), call("gone"))} == {"malformed"}
+
+
 def test_a_refusal_must_name_its_field():
     bad = case(expect=Expect(status=(400,), param=("tools",)))
 

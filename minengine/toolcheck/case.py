@@ -25,11 +25,13 @@ class Expect:
     status: the statuses that are right; (200, 400) where a server may refuse what it cannot hold, but not break it.
     param: a 400 must carry one of these names at the start of `error.param`; empty: it need not carry any.
     both: send it whole and streamed, and compare.
+    loose: the schema was not promised (a keyword beyond a grammar, `strict` not said): arguments need only be an object, and a mark is no fault.
     """
 
     status: tuple[int, ...] = (200,)
     param: tuple[str, ...] = ()
     both: bool = False
+    loose: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -133,14 +133,15 @@ def _keywords() -> Iterator[Case]:
         "pattern-properties": {**closed, "patternProperties": {"^n[0-9]$": DIGIT}, "minProperties": 1, "maxProperties": 2},
         "property-names": {"type": "object", "propertyNames": {"pattern": "^[a-c]$"}, "additionalProperties": DIGIT, "maxProperties": 2},
         "one-of-overlap": obj({"value": {"oneOf": [{"type": "integer", "minimum": low, "maximum": low + 5} for low in (0, 5)]}}),
+        "beyond-64-bits": obj({"value": {"enum": [12345678901234567890, 123456789012345678901234567890]}}),
         "look-ahead": obj({"value": {"type": "string", "pattern": "^(?!red)[a-z]{3}$"}}),
     }
     for name, parameters in table.items():
         for strict in (True, None):
             yield Case(id=f"keywords/{name}/{'strict' if strict else 'plain'}", category="keywords",
-                       checks=f"{name}{' with strict' if strict else ''}: refused by 400 with tools as its field, or held",
+                       checks=f"{name}: refused by 400 with tools as its field, or {'held' if strict else 'an object (strict is not said)'}",
                        body=ask("Save a record now.", [tool("save", parameters, "Save a record.", strict=strict)], "required"),
-                       expect=Expect(status=(200, 400), param=("tools",)))
+                       expect=Expect(status=(200, 400), param=("tools",), loose=not strict))
 
 
 def _streaming() -> Iterator[Case]:

@@ -106,11 +106,11 @@ def _calls_fault(case: Case, answer: Answer) -> str | None:
             if mark is None:
                 return f"call {i} names {name!r}, which is not declared, without a mark"
             continue
-        if mark is not None:
+        if mark is not None and not case.expect.loose:
             return f"call {i} to {name} is marked {mark['code']}: {mark['message']:.150}"
         if choice == "named" and name != named:
             return f"call {i} is to {name!r}, and the choice names {named!r}"
-        fault = _arguments_fault(text, tools[name])
+        fault = _arguments_fault(text, {} if case.expect.loose else tools[name])
         if fault:
             return f"call {i} to {name}: {fault}"
     if choice == "none" and answer.calls:

@@ -59,8 +59,8 @@ def _functions() -> Iterator[Entry]:
             ("schema-required", "required as a word", {"parameters": {**obj({"n": DIGIT}), "required": "n"}}),
             ("schema-enum", "an enum that is no list", {"parameters": obj({"n": {"enum": "red"}})}),
             ("schema-enum-empty", "an enum without values", {"parameters": obj({"n": {"enum": []}})}),
-            ("schema-ref", "a reference to nothing", {"parameters": obj({"n": {"$ref": "#/$defs/none"}})}),
-            ("schema-ref-away", "a reference to another document", {"parameters": obj({"n": {"$ref": "https://example.com/schema.json"}})}),
+            ("schema-ref", "a reference to nothing, strict", {"strict": True, "parameters": obj({"n": {"$ref": "#/$defs/none"}})}),
+            ("schema-ref-away", "a reference to another document, strict", {"strict": True, "parameters": obj({"n": {"$ref": "https://example.com/x"}})}),
             ("schema-pattern", "a pattern that is no expression", {"parameters": obj({"n": {"type": "string", "pattern": "(["}})}),
             ("schema-range", "a range that nothing lies in", {"parameters": obj({"n": {"type": "integer", "minimum": 5, "maximum": 4}})}),
             ("schema-lengths", "text longer than its maximum", {"parameters": obj({"n": {"type": "string", "minLength": 5, "maxLength": 4}})})):
