@@ -59,6 +59,7 @@ class EngineStats:
     generation_tokens: int
     preemptions: int  # of requests that have ended
     steps: int
+    jump_forward_tokens: int  # of the generation tokens, those that a grammar forced and nobody sampled
     finished: Mapping[str, int] = field(default_factory=dict)  # requests by finish_reason
 
 
@@ -201,7 +202,8 @@ class AsyncLLM:
         engine, counts = self.engine, self._counts
         pool = engine.pool
         return EngineStats(len(engine.scheduler.running), self._num_waiting(), 1 - pool.num_free_blocks / pool.num_blocks, counts["prompt"],
-                           counts["cached"], counts["generation"], counts["preemptions"], engine.times.steps, dict(self._finished))
+                           counts["cached"], counts["generation"], counts["preemptions"], engine.times.steps,
+                           engine.times.jump_forward_tokens, dict(self._finished))
 
     def _num_waiting(self) -> int:
         return len(self.engine.scheduler.waiting) + self._commands.qsize()

@@ -4,6 +4,7 @@ import socket
 import subprocess
 from contextlib import contextmanager
 
+import jsonschema
 import pytest
 
 pytest.importorskip("fastapi", reason="the server's packages are missing; run: pip install 'minengine[serve]'")
@@ -179,6 +180,21 @@ def test_reasoning_stands_beside_the_content(tmp_path):
         assert not choice["message"]["reasoning_content"].startswith("{"), "a schema leaves reasoning free"
 
 
+# --- response_format ----------------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("schema", [
+    {"type": "object", "properties": {"a": {"enum": [1, 2, "x"], "type": "string"}}, "required": ["a"]},
+    {"allOf": [{"type": "object", "properties": {"a": {"type": "boolean"}}}, {"required": ["a"]}]},
+    {"anyOf": [{"type": "integer"}, {"type": "boolean"}], "minimum": 7, "maximum": 8},
+])
+def test_what_the_grammar_library_would_pass_over_holds_too(served, schema):
+    asked = {**GREEDY, "max_tokens": 40, "temperature": 2, "seed": 0, "n": 8, "response_format": {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": schema}}}
+    answers = [json.loads(choice["message"]["content"]) for choice in served.post(CHAT, asked).json()["choices"]]
+    assert len(answers) == 8
+    for answer in answers:
+        jsonschema.validate(answer, schema)
+
+
 # --- bad input ----------------------------------------------------------------------------------------------------------------------
 
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
@@ -234,6 +250,9 @@ SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type":
     ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "missing"),
     ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "response_format.json_schema.schema", "missing"),
     ({"response_format": {"type": "yaml"}}, "response_format.type", "'json_schema'"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": {"anyOf": [{"type": "array", "uniqueItems": True}]}}}},
+     "response_format.json_schema.schema.anyOf.0.uniqueItems", "or set response_format.json_schema.strict to false"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "text"}}}}, "response_format.json_schema.schema.type", "use one"),
     ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages", "remove it"),
     ({"cache_salt": "s" * 1000}, "cache_salt", "send fewer"),
 ])

@@ -116,6 +116,7 @@ class ServerMetrics:
             ("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.", stats.cached_tokens),
             ("vllm:num_preemptions", "Times that a request gave its blocks up, of requests that have ended.", stats.preemptions),
             ("minengine:steps", "Steps of the engine.", stats.steps),
+            ("minengine:jump_forward_tokens", "Output tokens that a grammar forced: written without being sampled.", stats.jump_forward_tokens),
         ):
             counter = CounterMetricFamily(name, about, labels=names)
             counter.add_metric(values, value)

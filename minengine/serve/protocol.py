@@ -159,7 +159,7 @@ class JsonSchema(_Body):
     name: str = "answer"
     description: str | None = None
     schema_: dict[str, Any] | None = Field(None, alias="schema")
-    strict: bool | None = None  # the answer follows the schema either way
+    strict: bool | None = None  # true: a schema that no grammar can enforce in full is refused; else it is followed as far as one can
 
 
 class ResponseFormat(_Body):

@@ -11,7 +11,7 @@ from ..request import RequestError, StructuredOutputsParams
 from .limits import ServeLimits, check_count, check_regex, check_schema
 from .protocol import ChatCompletionRequest, StructuredOutputs, json_field
 from .state import ServerState
-from .tools import check_tools, structural_tag
+from .tools import check_tools, held_schema, structural_tag
 
 __all__ = ["chat_structure", "check_tool_fields", "extension"]
 
@@ -40,7 +40,8 @@ async def chat_structure(body: ChatCompletionRequest, server: ServerState, *, re
     field = "tools"
     if asked == ["response_format"]:
         field = "response_format.json_schema.schema"
-        structured = _formatted({"type": "json_schema", "json_schema": _response_schema(body, server.limits)}, reasoning)
+        schema = await asyncio.to_thread(_response_schema, body, server.limits)
+        structured = _formatted({"type": "json_schema", "json_schema": schema}, reasoning)
     elif calls:
         tools = json.dumps(body.declared)
         structured = await asyncio.to_thread(_calls, server.prompts.tool_format, tools, json.dumps(body.tool_choice),
@@ -132,4 +133,8 @@ def _response_schema(body: ChatCompletionRequest, limits: ServeLimits) -> dict[s
     if schema is None:
         raise RequestError("response_format.json_schema.schema: is missing; send a JSON schema, or type='json_object' for any object")
     check_schema(schema, "response_format.json_schema.schema", limits)
-    return schema
+    try:
+        return held_schema(schema, "response_format.json_schema.schema", "response_format.json_schema.strict",
+                           strict=bool(response.json_schema.strict), arguments=False)
+    except RequestError as error:
+        raise _dotted(error) from error

@@ -39,15 +39,16 @@ _IGNORED = ("not", "if", "contains", "dependentRequired", "dependentSchemas", "d
 _KNOWN = frozenset({"type", "enum", "const", *_COMBINED}.union(*_OF.values()))
 
 
-def enforceable(schema: Mapping[str, Any], tags: bool) -> tuple[dict[str, Any], list[Fault]]:
-    """The schema for the grammar, of objects only, and what it leaves out of the one given.
+def enforceable(schema: Mapping[str, Any], tags: bool, arguments: bool = True) -> tuple[dict[str, Any], list[Fault]]:
+    """The schema for the grammar, and what it leaves out of the one given.
 
     Args:
         tags: for GLM's format: no value may hold a "</arg_value>".
+        arguments: of a call, which are an object whatever the schema says.
     """
     writer = _Writer(schema, tags)
-    result = writer.node(writer.joined([schema, {"type": "object"}], ""), "")
-    if types(result, {"$defs": writer.defined}) != {"object"}:
+    result = writer.node(writer.joined([schema, {"type": "object"}] if arguments else [schema], ""), "")
+    if arguments and types(result, {"$defs": writer.defined}) != {"object"}:
         result = {"type": "object"}  # reported by then
     if tags:
         writer.check_counts(result)

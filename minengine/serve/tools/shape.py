@@ -7,7 +7,7 @@ from typing import Any, Callable, Mapping, Sequence
 from ...request import RequestError
 from .declared import ALL_TYPES
 
-__all__ = ["check_tools"]
+__all__ = ["check_json_schema", "check_tools"]
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
@@ -36,10 +36,14 @@ def check_tools(tools: Any) -> None:
         if function.get("parameters") is not None:
             if not isinstance(function["parameters"], Mapping):
                 raise RequestError(f"{place}.parameters: not an object; send a JSON schema")
-            _check_schema(function["parameters"], f"{place}.parameters")
+            check_json_schema(function["parameters"], f"{place}.parameters")
 
 
-def _check_schema(schema: Any, place: str) -> None:
+def check_json_schema(schema: Any, place: str) -> None:
+    """
+    Raises:
+        RequestError: a keyword has a value that is none for it; the message names the place.
+    """
     waiting = [(schema, place)]
     while waiting:
         schema, place = waiting.pop()

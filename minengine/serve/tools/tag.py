@@ -15,9 +15,9 @@ from ...request import RequestError
 from .enforce import enforceable
 from .glm_tag import arguments_format
 from .parser import FORMATS
-from .shape import check_tools
+from .shape import check_json_schema, check_tools
 
-__all__ = ["structural_tag"]
+__all__ = ["held_schema", "structural_tag"]
 
 _BUILDERS = {"glm": "glm_4_7", "llama": "llama"}
 _REASONING = {True: "enabled", False: "disabled", None: "auto"}
@@ -69,26 +69,41 @@ def _check_choice(choice: Any, tools: Sequence[Mapping[str, Any]]) -> None:
         raise RequestError(f"tool_choice.function.name={function.get('name')!r}: no such tool; name one that tools declares")
 
 
+def held_schema(schema: Mapping[str, Any], place: str, switch: str, *, strict: bool, tags: bool = False, arguments: bool = True) -> dict[str, Any]:
+    """The schema that a grammar holds an answer to: all of the one given if it is strict, else as much as a grammar can.
+
+    Args:
+        place, switch: the fields that hold the schema and `strict`, for the errors.
+        tags, arguments: as `enforceable` takes them.
+
+    Raises:
+        RequestError: it is no schema, or a strict one that cannot be enforced.
+    """
+    check_json_schema(schema, place)
+    try:
+        held, faults = enforceable(schema, tags, arguments)
+    except RecursionError as error:  # branches whose difference lies in themselves, or very deep ones
+        raise RequestError(f"{place}: refers to itself or nests too deep; make it flatter, or set {switch} to false") from error
+    if faults and strict:
+        raise RequestError(f"{f'{place}.{faults[0].place}'.rstrip('.')}: {faults[0].reason}; or set {switch} to false")
+    return held
+
+
 def _held(tool: Mapping[str, Any], place: str, format: str, xgrammar: Any) -> dict[str, Any]:
     """A tool with the schema that its arguments are held to."""
     function = tool["function"]
     strict, parameters = function.get("strict"), function.get("parameters")
     if strict is False:
-        schema, faults = {"type": "object", "additionalProperties": True}, []
+        schema = {"type": "object", "additionalProperties": True}
     elif parameters is None:
-        schema, faults = {"type": "object", "properties": {}, "additionalProperties": False}, []
+        schema = {"type": "object", "properties": {}, "additionalProperties": False}
     else:
+        schema = held_schema(parameters, f"{place}.parameters", f"{place}.strict", strict=bool(strict), tags=format == "glm")
         try:
-            schema, faults = enforceable(parameters, tags=format == "glm")
-        except RecursionError as error:  # branches whose difference lies in themselves, or very deep ones
-            raise RequestError(f"{place}.parameters: refers to itself or nests too deep; make it flatter, or set {place}.strict to false") from error
-    if faults and strict:
-        raise RequestError(f"{place}.parameters.{faults[0].place}: {faults[0].reason}; or set {place}.strict to false")
-    try:
-        xgrammar.Grammar.from_json_schema(schema)
-    except Exception as error:  # the library's own kinds: an unknown escape in a pattern, bounds that allow nothing
-        reason = str(error).strip().splitlines()[-1].rpartition("] ")[2].partition(": ")[2]
-        raise RequestError(f"{place}.parameters: no grammar can be made of it ({reason}); simplify it, or set {place}.strict to false") from error
+            xgrammar.Grammar.from_json_schema(schema)
+        except Exception as error:  # the library's own kinds: an unknown escape in a pattern, bounds that allow nothing
+            reason = str(error).strip().splitlines()[-1].rpartition("] ")[2].partition(": ")[2]
+            raise RequestError(f"{place}.parameters: no grammar can be made of it ({reason}); simplify it, or set {place}.strict to false") from error
     return {"type": "function", "function": {"name": function["name"], "parameters": schema}}
 
 
