@@ -108,6 +108,6 @@ def _assistant(calls: Any) -> dict[str, Any]:
 def _fields() -> Iterator[Entry]:
     for field, label, value in (
             ("parallel_tool_calls", "word", "several"), ("max_tokens", "negative", -1), ("max_tokens", "word", "many"),
-            ("temperature", "word", "hot"), ("temperature", "negative", -1), ("top_p", "above", 1.5), ("n", "zero", 0), ("stream", "word", "perhaps"), ("stop", "number", 7),
-            ("logprobs", "word", "perhaps"), ("response_format", "type", {"type": "poem"})):
+            ("temperature", "word", "hot"), ("temperature", "negative", -1), ("top_p", "above", 1.5),
+            ("n", "zero", 0), ("stream", "word", "perhaps"), ("stop", "number", 7), ("logprobs", "word", "perhaps"), ("response_format", "type", {"type": "poem"})):
         yield field, label, f"{field} as {value!r}", {**GOOD, field: value}
