@@ -19,6 +19,7 @@ def report() -> tuple[list[str], int]:
     cuda = _torch(lines, remedies)
     _triton(lines, cuda)
     _nixl(lines)
+    _server(lines)
     _memory(lines, remedies)
     _models(lines, remedies)
     _chapters(lines, cuda)
@@ -62,6 +63,13 @@ def _nixl(lines: list[str]) -> None:
     lines.append("NIXL      not there: nothing in this version needs it (pip install 'minengine[nixl]' brings it)")
 
 
+def _server(lines: list[str]) -> None:
+    parts = ("fastapi", "uvicorn", "xgrammar")
+    missing = [name for name in parts if not find_spec(name)]
+    lines.append(f"server    without {' and '.join(missing)}: pip install 'minengine[serve]'" if missing
+                 else "server    " + ", ".join(f"{name} {version(name)}" for name in parts))
+
+
 def _memory(lines: list[str], remedies: list[str]) -> None:
     try:
         available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -98,3 +106,4 @@ def _chapters(lines: list[str], cuda: bool) -> None:
     lines.append(f"chapter   The latent row: glm-mini {where}, measured live")
     lines.append(f"chapter   Four bits a value: glm-mini and smollm2 {where}, measured live")
     lines.append("chapter   A kernel that reads four bits: kernels in Triton's interpreter, compiled ahead of time; glm-mini on the CPU")
+    lines.append("chapter   Tool calls: smollm2 and a server of its own on this machine, measured live")
