@@ -16,17 +16,17 @@ TOOL = "tool_name"  # in `wire`: where the tool's name goes
 
 
 def data() -> dict[str, Any]:
-    """`tokens`: every token by its id, one character a byte, as GPT-2 writes bytes; `special` and `stop`: ids; `tool` and `wire`: by
-    format, the texts before and behind the arguments of a call of a tool with that name."""
+    """`tokens`: the text of every token by its id, one character a byte, as GPT-2 writes bytes; `control`: name of each control token
+    by its id; `stop`: ids that end an answer; `wire`: by format, what stands before and behind the arguments of a call of `tool`."""
     from minengine.serve.tools import FORMATS
-    from minwidgets.masked_step import grammar_bytes, named_tag, special_ids, stop_ids
+    from minwidgets.masked_step import control_tokens, named_tag, stop_ids, tokens_of_text
 
     def frame(format: str) -> dict[str, str]:
         tag = named_tag(format, TOOL, {"type": "object", "properties": {"a": {"type": "string"}}})["format"]
         return {"before": tag["begin"], "after": tag["end"]}
 
     written = _alphabet()
-    return {"tokens": ["".join(map(written.__getitem__, token)) for token in grammar_bytes()], "special": special_ids(), "stop": stop_ids(),
+    return {"tokens": ["".join(map(written.__getitem__, token)) for token in tokens_of_text()], "control": control_tokens(), "stop": stop_ids(),
             "tool": TOOL, "wire": {format: frame(format) for format in FORMATS}}
 
 

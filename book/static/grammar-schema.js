@@ -63,7 +63,7 @@
     }
     if (schema.type !== "object" || values) return;
     if (has(schema, "additionalProperties") && schema.additionalProperties !== false) refuse(`.additionalProperties: this page knows only false; ${ELSEWHERE}`);
-    const properties = has(schema, "properties") ? schema.properties : refuse(".properties: name them");
+    const properties = has(schema, "properties") ? schema.properties : refuse(".properties: name at least one");
     if (!isObject(properties)) refuse('.properties: write an object, {"name": {"type": "string"}}');
     const required = has(schema, "required") ? schema.required : [];
     if (!Array.isArray(required)) refuse(".required: write a list of names");

@@ -48,7 +48,7 @@
     const info = await xgrammar.TokenizerInfo.createTokenizerInfo(data.tokens, "byte_level", false, data.tokens.length, data.stop);
     const compiler = await xgrammar.GrammarCompiler.createGrammarCompiler(info);
     const stop = new Set(data.stop);
-    const special = new Map(data.special.map((id) => [id, read(data.tokens[id].slice(1))])); // behind a byte that is in no text
+    const special = new Map(Object.entries(data.control).map(([id, name]) => [Number(id), name]));
     const ids = new Map(data.tokens.map((token, id) => [token, id]).filter(([, id]) => !special.has(id)));
     const longest = Math.max(...[...ids.keys()].map((token) => token.length));
     const textOf = (id) => special.get(id) ?? read(data.tokens[id]);
@@ -129,7 +129,7 @@
     jump() {
       const taken = [];
       for (const id of encode(this.it, this.forced()).slice(0, -1)) {
-        if (!this.matcher.acceptToken(id)) break;
+        if (this.it.special.has(id) || !this.matcher.acceptToken(id)) break;
         taken.push(id);
       }
       if (taken.length) this.matcher.rollBack(taken.length);

@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from minengine.grammar import NOT_TEXT, GrammarBackend, Matcher
+from minengine.grammar import GrammarBackend, Matcher
 from minengine.request import RequestError, StructuredOutputsParams
 from minengine.serve.tools import FORMATS, structural_tag
 from minengine.tokenizer import Tokenizer, load_tokenizer
 
-__all__ = ["LIMITS", "MODEL", "grammar_bytes", "masked_step", "named_tag", "special_ids", "stop_ids"]
+__all__ = ["LIMITS", "MODEL", "control_tokens", "masked_step", "named_tag", "stop_ids", "tokens_of_text"]
 
 MODEL = "smollm2"
 LIMITS = {"schema": 8000, "text": 4000, "tokens": 1000}
@@ -74,14 +74,15 @@ def _tokenizer() -> Tokenizer:
     return load_tokenizer(MODEL)
 
 
-def grammar_bytes() -> list[bytes]:
-    """Every token as the engine's grammars know it, by its id."""
+def tokens_of_text() -> list[bytes]:
+    """The bytes of every token by its id, none of a control token: so the engine's grammars know them."""
     tokenizer = _tokenizer()
-    return [(NOT_TEXT if id in tokenizer.special_ids else b"") + tokenizer.token_bytes(id) for id in range(tokenizer.vocab_size)]
+    return [b"" if id in tokenizer.special_ids else tokenizer.token_bytes(id) for id in range(tokenizer.vocab_size)]
 
 
-def special_ids() -> list[int]:
-    return sorted(_tokenizer().special_ids)
+def control_tokens() -> dict[int, str]:
+    """Name of every control token by its id."""
+    return {id: _text(id) for id in sorted(_tokenizer().special_ids)}
 
 
 def stop_ids() -> list[int]:
@@ -96,8 +97,7 @@ def _backend() -> GrammarBackend:
 @lru_cache(maxsize=1)
 def _ids_of_text() -> dict[bytes, int]:
     """Bytes of every token that is text -> its id."""
-    tokenizer = _tokenizer()
-    return {tokenizer.token_bytes(id): id for id in range(tokenizer.vocab_size) if id not in tokenizer.special_ids}
+    return {token: id for id, token in enumerate(tokens_of_text()) if token}
 
 
 def _compiled(format: str, tool_name: str, schema: str) -> Any:
@@ -167,7 +167,8 @@ class _Call:
     def jump(self) -> list[int]:
         """The tokens of it that the engine takes at once; the call stays where it is."""
         tokens = Matcher(self.state, _tokenizer()).jump(LIMITS["text"]) if self.forced() else []
-        self.state.rollback(len(tokens))
+        if tokens:
+            self.state.rollback(len(tokens))
         return tokens
 
     def take(self, id: int) -> None:

@@ -135,7 +135,7 @@ function render({ model, el }) {
     stats.written.value.textContent = thousands(now.pieces.length);
     stats.written.detail.textContent = `${thousands(now.pieces.filter(([, , , forced]) => forced).length)} of them where a text was forced`;
     message.textContent = now.refused ? `Masked here: ${seen(beginning(now.refused))}. No allowed token is how this text begins.` : "";
-    live.textContent = now.ended ? "The call is complete." : `${thousands(now.allowed)} tokens are allowed next${now.forced ? `; ${spoken(now.forced)} must come` : ""}.`;
+    live.textContent = now.ended ? "The call is complete." : `${tokenCount(now.allowed)} ${now.allowed === 1 ? "is" : "are"} allowed next${now.forced ? `; ${spoken(now.forced)} must come` : ""}.`;
   }
 
   function showTokens(now) {
