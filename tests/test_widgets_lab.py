@@ -16,7 +16,7 @@ from minengine.simulate.timeline import timeline
 ROOT = Path(__file__).resolve().parents[1]
 pytestmark = pytest.mark.browser
 CODE = "from minwidgets import {0}\n\nwidget = {0}()\nwidget"
-NOTEBOOKS = {"row": "RowBytes", "steps": "StepTimeline", "kernel": "KernelFloor"}
+NOTEBOOKS = {"row": "RowBytes", "steps": "StepTimeline", "kernel": "KernelFloor", "mask": "TokenMask"}
 QUIET = {"fetchNews": "false", "checkForUpdates": False, "doNotDisturbMode": True}  # else it asks whether to look for news, and looks for updates
 # Runs code in the open notebook's kernel; gives the value of an expression after it, as repr.
 IN_KERNEL = """async ([code, expression]) => {
@@ -177,5 +177,32 @@ def test_a_kernels_floor_is_set_from_both_sides(browser, lab):  # noqa: F811
         page.locator(".kf").get_by_role("button", name="Reset").click()
         page.wait_for_function(f"async () => (await ({IN_KERNEL})(['', '(widget.card, widget.heads)'])) === \"('GB200', 16)\"")
         wait_for_native("1.43\u00a0µs")
+        wrong = [text for text in watched.wrong if text.startswith(("off-host", "uncaught"))]
+        assert not wrong, wrong
+
+
+def test_a_kernel_answers_the_token_mask(browser, lab):  # noqa: F811
+    with Watched(browser, 1280) as watched:
+        page = watched.page
+        run_all(page, lab + "mask.ipynb", ".tm svg rect")
+
+        def kernel(code, expression):
+            return page.evaluate(IN_KERNEL, [code, expression])
+
+        def wait_for_call(text):
+            page.wait_for_function("(text) => [...document.querySelectorAll('.tm[aria-busy=false] .tm-piece')].map((it) => it.textContent).join('') === text", arg=text)
+
+        # Python -> page, with a keyword that a page without a kernel refuses
+        schema = {"type": "object", "properties": {"code": {"type": "string", "pattern": "^[A-Z]{2}$"}}, "required": ["code"]}
+        start = "<tool_call>get_weather<arg_key>code</arg_key><arg_value>"
+        kernel(f"import json; widget.schema = json.dumps({schema!r}); widget.text = {start + 'CH'!r}", "0")
+        wait_for_call(start + "CH")
+        # page -> Python
+        page.locator(".tm").get_by_role("button", name="Back", exact=True).click()
+        page.wait_for_function(f"async () => (await ({IN_KERNEL})(['', 'widget.text'])) === \"''\"")
+        assert kernel("", "(widget.step['pieces'][0][1], widget.step['ended'], widget.engine)") == "('<', False, '')"
+        page.locator(".tm").get_by_role("button", name="Reset").click()
+        page.wait_for_function(f"async () => (await ({IN_KERNEL})(['', 'widget.tokens == \"\" and \"city\" in widget.schema'])) === 'True'")
+        wait_for_call("")
         wrong = [text for text in watched.wrong if text.startswith(("off-host", "uncaught"))]
         assert not wrong, wrong
