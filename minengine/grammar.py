@@ -11,6 +11,7 @@ only a grammar that names one as a token may have it.
 """
 from __future__ import annotations
 
+import codecs
 import json
 import re
 from collections import OrderedDict, deque
@@ -186,6 +187,7 @@ class Matcher:
     def __init__(self, state: Any, tokenizer: Tokenizer) -> None:
         self._state, self._tokenizer = state, tokenizer
         self._forced: deque[int] = deque()  # tokens that come next
+        self._utf8 = codecs.getincrementaldecoder("utf-8")()
 
     def fill(self, mask: Tensor, row: int) -> None:
         """Write the tokens that may come next to row `row` of `mask` (S, ceil(V / 32)) int32: bit i of word w is token 32 w + i."""
@@ -197,10 +199,26 @@ class Matcher:
             self._state.fill_next_token_bitmask(mask, row)
 
     def accept(self, token: int) -> bool:
-        """Go on by one token; False, and nothing changed, if the grammar does not allow it."""
+        """Go on by one token; False, and nothing changed, if the grammar does not allow it or its bytes end no character."""
         if self._forced and self._forced.popleft() != token:
             raise ValueError(f"token {token} is accepted where another is forced")
-        return self._state.accept_token(token)
+        return self._go(token)
+
+    def _go(self, token: int) -> bool:
+        before = self._utf8.getstate()
+        ok = self._is_text(b"" if token in self._tokenizer.special_ids else self._tokenizer.token_bytes(token)) and self._state.accept_token(token)
+        if not ok:
+            self._utf8.setstate(before)
+        return ok
+
+    def _is_text(self, added: bytes) -> bool:
+        """To xgrammar 0.2.8 half a surrogate pair is a character. In UTF-8 it is none, and its three bytes would be read as three characters."""
+        try:
+            self._utf8.decode(added)
+        except UnicodeDecodeError:
+            return False
+        begun = self._utf8.getstate()[0]
+        return not (begun[:1] == b"\xed" and begun[1:2] >= b"\xa0")  # Python judges these only at the third byte, when nothing else can follow
 
     def jump(self, room: int) -> list[int]:
         """Go on by the text that must come next, at most `room` tokens; returns them.
@@ -212,7 +230,7 @@ class Matcher:
             self._forced.extend(self._forced_tokens())
         tokens = [self._forced.popleft() for _ in range(min(room, len(self._forced)))]
         for token in tokens:
-            self._state.accept_token(token)
+            self._go(token)
         return tokens
 
     def _forced_tokens(self) -> list[int]:

@@ -320,6 +320,20 @@ def test_a_token_that_the_mask_lets_through_by_mistake_is_not_taken():
 # --- compiling -----------------------------------------------------------------------------------------------------
 
 
+def test_bytes_that_are_no_character_are_not_taken():
+    """Half a surrogate pair written as bytes, which the masks allow where any character may stand; and a character that breaks off."""
+    tokenizer = load_tokenizer("smollm2")
+    byte = {tokenizer.token_bytes(id): id for id in range(tokenizer.vocab_size) if len(tokenizer.token_bytes(id)) == 1}
+    matcher = GrammarBackend(tokenizer, tokenizer.vocab_size, [2]).matcher(StructuredOutputsParams(regex="[^a]{2}"))
+    mask = torch.zeros(1, -(-tokenizer.vocab_size // 32), dtype=torch.int32)
+    assert matcher.accept(byte[b"\xed"])
+    matcher.fill(mask, 0)
+    half, whole = byte[b"\xa0"], byte[b"\x9f"]
+    assert unpack(mask, tokenizer.vocab_size)[0, half], "the mask alone would do by now: take the judge out"
+    assert not matcher.accept(half) and not matcher.accept(byte[b"x"])
+    assert all(matcher.accept(token) for token in (whole, byte[b"\xbf"], *tokenizer.encode("b", add_special_tokens=False), 2))
+
+
 def test_a_grammar_is_compiled_once_whoever_asks():
     grammars = backend()
     many = [StructuredOutputsParams(json={**SCHEMA, "title": str(i % 3)}) for i in range(24)]
