@@ -8,13 +8,17 @@ from functools import lru_cache
 from typing import Any, Callable, Iterator
 
 import httpx
+import torch
 import uvicorn
 
 from minengine.async_llm import AsyncLLM
-from minengine.config import EngineArgs
+from minengine.config import EngineArgs, model_config
 from minengine.engine import LLMEngine
+from minengine.model.decoder import Decoder
 from minengine.serve.app import create_app
 from minengine.serve.args import ServeArgs
+from minengine.tokenizer import load_tokenizer
+from tiny_models import LLAMA, RandomWeights
 
 ENGINE = dict(max_model_len=2048, block_size=16, max_num_seqs=32, max_num_batched_tokens=512, num_gpu_blocks_override=512, num_threads=1)
 
@@ -51,6 +55,14 @@ def loaded(model: str) -> tuple[Any, Any]:
     """The model and its tokenizer, loaded once for all servers of a test run."""
     engine = LLMEngine(EngineArgs(model=model, **{**ENGINE, "num_gpu_blocks_override": 1, "max_model_len": 16}))
     return engine.model, engine.tokenizer
+
+
+@lru_cache
+def random_model(layers: int = 1, max_model_len: int = 4096) -> dict[str, Any]:
+    """Options of `server`: a tiny model with random weights behind smollm2's real vocabulary and chat template. It writes what no sensible
+    model would, and most of the time is the server's."""
+    config = model_config({**LLAMA, "vocab_size": 49152, "num_hidden_layers": layers, "max_position_embeddings": max_model_len, "eos_token_id": [2, 0]})
+    return {"weights": Decoder(config, RandomWeights(config, torch.float32, "cpu")), "tokenizer": load_tokenizer("smollm2"), "max_model_len": max_model_len}
 
 
 @contextmanager

@@ -1,42 +1,28 @@
 """Anything at all, at the server: no 500, no hang, and at the end nothing held. `make test` sends a slice, `make soak` ten thousand.
 
-The model is a tiny one with random weights behind smollm2's real vocabulary and chat template, so that most of the time is the server's.
+The model is a random one, in a pool that a few requests fill.
 """
 import asyncio
 import json
 from collections import Counter
 from contextlib import contextmanager
-from functools import lru_cache
 
 import httpx
 import pytest
 import schemathesis
-import torch
 from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
-from minengine.config import model_config
-from minengine.model.decoder import Decoder
-from minengine.tokenizer import load_tokenizer
-from serving import Server, server
-from tiny_models import LLAMA, RandomWeights
+from serving import Server, random_model, server
 
 SLICE, SOAK = 300, 10_000  # requests; each of the two fuzzers sends half
 OPTIONS = settings(deadline=None, database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck), derandomize=False)
-LIMITS = dict(max_model_len=192, num_gpu_blocks_override=64, max_num_seqs=8, max_num_batched_tokens=128)  # a few requests fill the pool
-
-
-@lru_cache
-def fuzzed_model():
-    tokenizer = load_tokenizer("smollm2")
-    config = model_config({**LLAMA, "vocab_size": tokenizer.vocab_size, "eos_token_id": 2})
-    return Decoder(config, RandomWeights(config, torch.float32, "cpu")), tokenizer
+LIMITS = dict(num_gpu_blocks_override=64, max_num_seqs=8, max_num_batched_tokens=128)  # a few requests fill the pool
 
 
 @contextmanager
 def fuzzed_server():
-    model, tokenizer = fuzzed_model()
-    with server(weights=model, tokenizer=tokenizer, **LIMITS) as running:
+    with server(**random_model(3, 192), **LIMITS) as running:
         yield running
         assert_nothing_held(running)
 
