@@ -250,6 +250,8 @@ SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type":
     ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "missing"),
     ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "response_format.json_schema.schema", "missing"),
     ({"response_format": {"type": "yaml"}}, "response_format.type", "'json_schema'"),
+    ({"tools": [{"type": "function", "function": {"name": "f", "strict": True, "parameters": {"type": "object", "properties": {"n": {"$ref": "#/none"}}}}}]},
+     "tools.0.function.parameters.properties.n.$ref", "or set tools.0.function.strict to false"),
     ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": {"anyOf": [{"type": "array", "uniqueItems": True}]}}}},
      "response_format.json_schema.schema.anyOf.0.uniqueItems", "or set response_format.json_schema.strict to false"),
     ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "text"}}}}, "response_format.json_schema.schema.type", "use one"),

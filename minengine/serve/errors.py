@@ -27,7 +27,7 @@ from .validation import first_error
 __all__ = ["ERROR_RESPONSES", "ApiError", "ErrorResponse", "api_error", "error_response", "install_handlers"]
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error", 500: "server_error", 503: "server_error"}
-_FIELD = re.compile(r"([A-Za-z_][\w.-]*)(?==|:)")
+_FIELD = re.compile(r"([A-Za-z_][\w.$-]*)(?==|:)")  # of a schema's keywords some begin with $
 
 
 class ApiError(HTTPException):

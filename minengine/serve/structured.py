@@ -96,8 +96,7 @@ def check_tool_fields(body: ChatCompletionRequest, limits: ServeLimits) -> None:
 
 def _dotted(error: RequestError) -> RequestError:
     """`tools[0].function` as this server's errors write it, `tools.0.function`."""
-    field = re.match(r"[\w.\[\]$-]*", str(error))[0]
-    return RequestError(re.sub(r"\[(\d+)\]", r".\1", field) + str(error)[len(field):])
+    return RequestError(re.sub(r"(?<=\w)\[(\d+)\](?=[.:=\s])", r".\1", str(error)))
 
 
 def extension(outputs: StructuredOutputs, limits: ServeLimits) -> StructuredOutputsParams:
