@@ -148,6 +148,7 @@ class AsyncLLM:
             EngineDead: the engine's loop has ended.
         """
         self._accept(request_id)
+        arrival_s = self.engine.clock()  # here, and not when the engine's thread gets to it between two steps
         stream = self._streams[request_id] = _Stream(asyncio.get_running_loop())
         posted = finished = False
         try:
@@ -155,7 +156,7 @@ class AsyncLLM:
                 await self.compile(params.structured_outputs)
             read = self.engine.read_prompt
             prompt = await asyncio.to_thread(read, prompt) if len(_text(prompt)) > LONG_TEXT else read(prompt)
-            self._commands.put(lambda: self._add(request_id, prompt, params, cache_salt))
+            self._commands.put(lambda: self._add(request_id, prompt, params, cache_salt, arrival_s))
             posted = True
             self.check_health()
             while not finished:
@@ -261,9 +262,9 @@ class AsyncLLM:
     def _stop(self) -> None:
         self._stopping = True
 
-    def _add(self, request_id: str, prompt: Any, params: SamplingParams, cache_salt: str | None) -> None:
+    def _add(self, request_id: str, prompt: Any, params: SamplingParams, cache_salt: str | None, arrival_s: float) -> None:
         try:
-            self.engine.add_request(request_id, prompt, params, cache_salt=cache_salt, output_kind=OutputKind.DELTA)
+            self.engine.add_request(request_id, prompt, params, cache_salt=cache_salt, output_kind=OutputKind.DELTA, arrival_s=arrival_s)
         except RequestError as error:
             self._on_loops([(request_id, error)])
 

@@ -77,9 +77,10 @@ class LLMEngine:
     # --- requests -------------------------------------------------------------------------------------------
 
     def add_request(self, request_id: str, prompt: str | Sequence[int] | Mapping[str, Any] | Prompt, params: SamplingParams | None = None, *,
-                    cache_salt: str | None = None, output_kind: OutputKind = OutputKind.FINAL_ONLY) -> Request:
+                    cache_salt: str | None = None, output_kind: OutputKind = OutputKind.FINAL_ONLY, arrival_s: float | None = None) -> Request:
         """Queue one request. `prompt` is whatever `read_prompt` takes, or what it returned. Text is decoded token by token for outputs
-        that come with every step; for a final one it is decoded once, at the end.
+        that come with every step; for a final one it is decoded once, at the end. `arrival_s`, on the engine's clock, is for a request that
+        waited elsewhere before it was added; None: now.
 
         Raises:
             RequestError: the request can never be served; nothing was queued.
@@ -94,7 +95,7 @@ class LLMEngine:
         if params.stop and self.tokenizer is None:
             raise RequestError("stop: this model has no tokenizer, so stop strings cannot be seen; use stop_token_ids")
         request = Request(request_id, ids, params, max_model_len=self.max_model_len,
-                          eos_token_ids=self.config.eos_token_ids, arrival_s=self.clock(),
+                          eos_token_ids=self.config.eos_token_ids, arrival_s=self.clock() if arrival_s is None else arrival_s,
                           cache_salt=salt, prompt=text, output_kind=output_kind, seed=self._seeds.getrandbits(64))
         if self.tokenizer is not None and (output_kind is not OutputKind.FINAL_ONLY or params.stop):
             request.detokenizer = self.tokenizer.stream_decoder()

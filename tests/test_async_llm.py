@@ -1,6 +1,7 @@
 """The engine behind its asynchronous face: nothing lost, nothing kept, nobody waiting for ever."""
 import asyncio
 import contextlib
+import threading
 
 import pytest
 import torch
@@ -79,6 +80,30 @@ def test_deltas_that_nobody_fetched_in_time_come_as_one():
     first, rest = asyncio.run(main())
     assert len(rest) < 19 and tokens([first, *rest]) == alone([1, 2, 3], greedy(20)).token_ids
     assert sum(len(out.outputs[0].logprobs) for out in [first, *rest]) == 20
+
+
+def test_a_request_has_arrived_when_its_caller_sends_it_not_when_a_step_has_ended():
+    async def main():
+        async with served() as llm:
+            reached, go_on = threading.Event(), threading.Event()
+            execute = llm.engine.runner.execute
+
+            def held(step):
+                reached.set()
+                go_on.wait()
+                return execute(step)
+
+            llm.engine.runner.execute = held
+            first = asyncio.create_task(collect(llm, [1, 2, 3], greedy(1), "first"))
+            await until(reached.is_set)  # a step is under way
+            second = asyncio.create_task(collect(llm, [4, 5, 6], greedy(1), "second"))
+            await until(lambda: llm.stats().num_waiting)
+            posted_s = llm.engine.clock()
+            go_on.set()
+            await first
+            return posted_s, (await second)[-1].metrics
+    posted_s, times = asyncio.run(main())
+    assert times.arrival_s < posted_s < times.admitted_s
 
 
 def test_closing_a_stream_frees_its_blocks_and_leaves_the_others():
