@@ -48,8 +48,9 @@ def _choose(logits: Tensor, requests: Sequence[Request]) -> list[int]:
     return best.tolist()
 
 
-def _choose_allowed(logits: Tensor, requests: Sequence[Request]) -> list[int | None]:
-    """As `_choose`, among the tokens that the grammars allow; the matchers accept their tokens."""
+def _choose_allowed(logits: Tensor,
+                    requests: Sequence[Request]) -> list[int | None]:
+    """As `_choose`, among the tokens that the grammars allow and then accept."""
     from .grammar import mask_logits
 
     masked, stuck = mask_logits(logits, [r.grammar for r in requests])  # (S, V)
@@ -58,11 +59,15 @@ def _choose_allowed(logits: Tensor, requests: Sequence[Request]) -> list[int | N
         if i in stuck:
             tokens[i] = None
         elif request.grammar is not None:
-            # A mask may be a shade too wide: in a long repeat of a wide range of characters, xgrammar 0.2.8 lets a token through whose
-            # later characters lie outside. Accepting judges every character, so what it refuses is taken out, and the next one chosen.
+            # A mask may be a shade too wide: in a long repeat of a wide range of
+            # characters, xgrammar 0.2.8 lets a token through whose later characters
+            # lie outside. Accepting judges every character, so what it refuses is
+            # taken out, and the next one chosen.
             while tokens[i] is not None and not request.grammar.accept(tokens[i]):
                 masked[i, tokens[i]] = -torch.inf
-                tokens[i] = None if masked[i].max() == -torch.inf else _choose(masked[i: i + 1], [request])[0]
+                left = masked[i: i + 1]  # (1, V)
+                some = left.max() > -torch.inf
+                tokens[i] = _choose(left, [request])[0] if some else None
     return tokens
 
 

@@ -78,6 +78,18 @@ def merge_at(parts, top):
     return sum(math.exp(own - top) * blend for own, _, blend in parts) / total if total else 0.0
 
 
+def next_tokens(vocabulary, choices, written):
+    return [place for place, token in enumerate(vocabulary) if any(choice.startswith(written + token) for choice in choices)]
+
+
+def shown(text, tag="<tool_call>"):
+    return len(text) - next((n for n in range(min(len(text), len(tag) - 1), 0, -1) if tag.startswith(text[-n:])), 0)
+
+
+def cases(bound, z=1.959964):
+    return math.ceil(z * z * (1 / bound - 1))
+
+
 RIGHT = {
     "ch01.ex1": lambda latency, ttft, n: (n - 1) * latency / (n * (latency - ttft)),
     "ch01.ex3": hits_of_the_last_turn,
@@ -90,6 +102,9 @@ RIGHT = {
     "ch07.ex3": runs,
     "ch08.ex2": lambda j: (j // 2, 4 * (j % 2), 320 + 8 * (j // 16 % 4) + j // 64),
     "ch08.ex3": merge,
+    "ch11.ex1": next_tokens,
+    "ch11.ex2": shown,
+    "ch11.ex3": cases,
 }
 WRONG = {
     "ch01.ex1": [lambda latency, ttft, n: n / (latency - ttft) / (n / latency),  # n gaps instead of n - 1
@@ -121,6 +136,22 @@ WRONG = {
                  lambda parts: merge_at(parts, 0.0),  # overflows
                  lambda parts: merge_at(parts, max(top for top, _, _ in parts) + 800),  # underflows
                  lambda parts: merge(parts) or None],
+    "ch11.ex1": [lambda vocabulary, choices, written: [i for i, token in enumerate(vocabulary) if written + token in choices],  # only what ends a choice
+                 lambda vocabulary, choices, written: [i for i, token in enumerate(vocabulary) if any(token in choice for choice in choices)],  # anywhere
+                 lambda vocabulary, choices, written: next_tokens(vocabulary, choices, ""),  # what is written is forgotten
+                 lambda vocabulary, choices, written: next_tokens(vocabulary, choices[:1], written),
+                 lambda vocabulary, choices, written: [vocabulary[i] for i in next_tokens(vocabulary, choices, written)],  # tokens, not places
+                 lambda vocabulary, choices, written: [  # a token may go beyond its choice
+                     i for i, token in enumerate(vocabulary)
+                     if any((written + token).startswith(choice) or choice.startswith(written + token) for choice in choices)]],
+    "ch11.ex2": [len,  # a tag may be coming
+                 lambda text: max(0, len(text) - 10),  # always holds as much as a tag could need
+                 lambda text: text.find("<") if "<" in text else len(text),  # holds from the first sign on
+                 lambda text: text.rfind("<") if "<" in text else len(text),
+                 lambda text: shown(text, "<tool_call")],
+    "ch11.ex3": [lambda bound: math.ceil(3 / bound),  # the rule of three
+                 lambda bound: math.ceil(1.959964 ** 2 / bound), lambda bound: cases(bound) - 1, lambda bound: cases(bound, 1.644854),
+                 lambda bound: 1.959964 ** 2 * (1 / bound - 1)],
 }
 
 
