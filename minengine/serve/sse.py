@@ -20,7 +20,8 @@ __all__ = ["ANSWERS", "EngineResponse", "json_bytes", "send_events", "send_json"
 # For the document of the API.
 ANSWERS: dict[int | str, dict[str, Any]] = {200: {
     "description": "The answer, as one object or, with stream=true, as server-sent events that end in [DONE]",
-    "content": {"application/json": {"schema": {"type": "object"}}, "text/event-stream": {"schema": {"type": "string"}}}}}
+    "content": {"application/json": {"schema": {"type": "object"}}, "text/event-stream": {"schema": {
+        "type": "object", "description": "of each event", "properties": {"data": {"type": "string"}}, "required": ["data"]}}}}}
 
 DONE = b"data: [DONE]\n\n"
 _EVENT_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
