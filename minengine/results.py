@@ -6,16 +6,19 @@ file is written by hand. `book/results/README.md` shows one. It needs a checkout
 from __future__ import annotations
 
 import json
+import os
+import platform
 import re
+import subprocess
 from dataclasses import dataclass
 from datetime import date
 from math import isfinite
 from pathlib import Path
 from typing import Any, Callable, Mapping
 
-__all__ = ["Measurement", "RESULTS", "ResultError", "read_results"]
+__all__ = ["ACCURACY", "Measurement", "RESULTS", "ResultError", "TOOLCHECK", "file_name", "read_results", "run_facts"]
 
-ACCURACY = "accuracy-"  # what the names of stored accuracies begin with
+ACCURACY, TOOLCHECK = "accuracy-", "toolcheck-"  # what the names of files begin with that have readers of their own
 RESULTS = Path(__file__).resolve().parents[1] / "book" / "results"
 
 
@@ -76,15 +79,31 @@ MEASUREMENT: dict[str, Check] = {
 }
 
 
+def run_facts(command: str) -> dict[str, Any]:
+    """What a stored file says of the run that made it, by `command`, now, here, with this code."""
+    import torch
+
+    machine = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{os.cpu_count()}-core {platform.machine()} CPU"
+    asked = subprocess.run(["git", "rev-parse", "HEAD"], cwd=RESULTS.parents[1], capture_output=True, text=True)
+    return {"machine": machine, "versions": {"python": platform.python_version(), "torch": torch.__version__},
+            "commit": asked.stdout.strip() if asked.returncode == 0 else "", "command": command, "date": date.today().isoformat()}
+
+
+def file_name(kind: str, *parts: str) -> str:
+    """`kind` and what tells its files apart, as in "accuracy-2-core-x86-64-cpu.json"."""
+    return f"{kind}{re.sub('[^a-z0-9]+', '-', '-'.join(parts).lower()).strip('-')}.json"
+
+
 def read_results(folder: str | Path = RESULTS) -> dict[str, Measurement]:
-    """All stored measurements by name; none if the folder has no file. Accuracies are files of their own, read by `minengine.accuracy.stored`.
+    """All stored measurements by name; none if the folder has no file. Accuracies and runs of the tool-call suite are files of their own, read by
+    `minengine.accuracy.stored` and `minengine.toolcheck.stored`.
 
     Raises:
         ResultError: a file is no JSON, a field is missing, unknown or wrong, or a name is there twice.
     """
     found: dict[str, Measurement] = {}
     for path in sorted(Path(folder).glob("*.json")):
-        if path.name.startswith(ACCURACY):
+        if path.name.startswith((ACCURACY, TOOLCHECK)):
             continue
         try:
             run = json.loads(path.read_text(encoding="utf-8"))

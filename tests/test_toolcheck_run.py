@@ -8,7 +8,8 @@ import pytest
 from toolcheck_answers import MARK, START, STREAM, call, case, chunk, completion, double, part, stream_of
 
 from minengine.cli import main
-from minengine.toolcheck import Case, Client, Expect, NoAnswer, all_cases, from_stream, from_whole, judge, load, rates, run, save, table
+from minengine.results import ResultError, run_facts
+from minengine.toolcheck import Case, Client, Expect, NoAnswer, all_cases, from_stream, from_whole, judge, load, rates, run, save, stored, table
 
 # --- answers from their bytes -----------------------------------------------------------------------------------------------
 
@@ -160,10 +161,28 @@ def test_rates_and_table_add_up_and_survive_a_file(tmp_path):
     assert "Faults of any kind: 6 of 10 cases, 60.0%" in text and text.count("\n| ") == 3
     save(tmp_path / "x.json", outcomes, model="m")
     assert load(tmp_path / "x.json") == outcomes and json.loads((tmp_path / "x.json").read_text())["model"] == "m"
+    (kept,) = keep(tmp_path, outcomes)
+    assert kept.outcomes == outcomes and kept.flags == ["--num-threads", "1"] and kept.date and kept.machine and kept.command == "minengine toolcheck"
     refused = [o for o in outcomes if o.verdict.kind == "wrong_status"]
     assert "no call at stake" in table(refused) and rates(refused)[-1].interval == (0, 1)
     with pytest.raises(ValueError, match="outcomes: is empty"):
         table([])
+
+
+def keep(folder, outcomes):
+    save(folder / "toolcheck-x.json", outcomes, model="m", flags=["--num-threads", "1"], seed=0, max_tokens=160, **run_facts("minengine toolcheck"))
+    return stored(folder)
+
+
+def test_kept_runs_are_those_of_the_command_or_an_error():
+    assert all(run.outcomes and run.commit for run in stored())
+
+
+@pytest.mark.parametrize("text, words", [("{", "toolcheck-a.json"), ("{}", "toolcheck-a.json"), ('{"outcomes": [{}]}', "toolcheck-a.json")])
+def test_a_kept_run_that_is_none_is_named(tmp_path, text, words):
+    (tmp_path / "toolcheck-a.json").write_text(text)
+    with pytest.raises(ResultError, match=words):
+        stored(tmp_path)
 
 
 # --- the command ------------------------------------------------------------------------------------------------------------

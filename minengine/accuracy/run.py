@@ -7,23 +7,18 @@ from __future__ import annotations
 
 import json
 import os
-import platform
-import re
-import subprocess
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import date
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from tqdm import tqdm
 
 from ..config import ConfigError
 from ..kv.cache import cache_format
 from ..llm import LLM
-from ..results import ACCURACY
+from ..results import ACCURACY, file_name, run_facts
 from .agreement import agreement, continuations
 from .bootstrap import Outcomes
 from .needle import needle
@@ -39,7 +34,6 @@ HEADS = (BASELINE, "fp8", "nvfp4", "q8_0", "q4_0", "int4", "int3", "int2", "int4
 RECALL = ((256, 16), (1024, 64), (1024, 128), (4096, 256))  # tokens, records
 KINDS = ("recall", "perplexity", "needle", "agreement")
 SHARE = "share of answers"
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)
@@ -166,20 +160,8 @@ def _write(out: Path, seed: int, quick: bool) -> Path:
         scores = [score_entry(name, kept[name]["row_bytes"], outcomes[name], None if name == BASELINE else outcomes[BASELINE]) for name in kept]
         tasks.append({"name": plan.name, "kind": plan.kind, "model": plan.model, "what": plan.what, "unit": plan.unit, "setting": plan.setting,
                       "baseline": BASELINE, "scores": scores})
-    run = {"machine": _machine(), "versions": {"python": platform.python_version(), "torch": torch.__version__}, "commit": _commit(),
-           "command": f"minengine accuracy --out FOLDER --seed {seed}{' --quick' if quick else ''}", "date": date.today().isoformat(), "seed": seed}
-    path = out / f"{ACCURACY}{re.sub('[^a-z0-9]+', '-', _machine().lower()).strip('-')}.json"
+    run = {**run_facts(f"minengine accuracy --out FOLDER --seed {seed}{' --quick' if quick else ''}"), "seed": seed}
+    path = out / file_name(ACCURACY, run["machine"])
     entries = ",\n".join(json.dumps(task) for task in tasks)
     path.write_text(f'{json.dumps(run)[:-1]},\n "tasks": [\n{entries}\n]}}\n', encoding="utf-8")
     return path
-
-
-def _machine() -> str:
-    """What the engine computes on."""
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else f"{os.cpu_count()}-core {platform.machine()} CPU"
-
-
-def _commit() -> str:
-    """Of the checkout that was measured; empty outside one."""
-    asked = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
-    return asked.stdout.strip() if asked.returncode == 0 else ""

@@ -13,8 +13,8 @@ from .case import CALL_FAULTS, KINDS, Case, Expect, Verdict
 from .cases import CATEGORIES, all_cases, select
 from .client import Client, NoAnswer
 from .judge import compare, judge
-from .run import Outcome, Rate, load, rates, run, save, table
+from .run import Outcome, Rate, StoredRun, load, rates, run, save, stored, table
 from .wire import Answer, from_stream, from_whole
 
-__all__ = ["Answer", "CALL_FAULTS", "CATEGORIES", "Case", "Client", "Expect", "KINDS", "NoAnswer", "Outcome", "Rate", "Verdict", "all_cases",
-           "compare", "from_stream", "from_whole", "judge", "load", "rates", "run", "save", "select", "table"]
+__all__ = ["Answer", "CALL_FAULTS", "CATEGORIES", "Case", "Client", "Expect", "KINDS", "NoAnswer", "Outcome", "Rate", "StoredRun", "Verdict", "all_cases",
+           "compare", "from_stream", "from_whole", "judge", "load", "rates", "run", "save", "select", "stored", "table"]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Sequence
 
 from ..config import ConfigError
+from ..results import run_facts
 from .case import Case
 from .cases import CATEGORIES, all_cases, select
 from .client import Client, NoAnswer
@@ -84,7 +85,8 @@ def _run(args: argparse.Namespace, cases: Sequence[Case]) -> int:
     if len(failed) > SHOWN:
         print(f"\nand {len(failed) - SHOWN} more; --json FILE writes all")
     if args.json:
-        save(args.json, outcomes, model=model, seed=args.seed, max_tokens=args.max_tokens, flags=flags)
+        command = f"minengine toolcheck --seed {args.seed} --max-tokens {args.max_tokens}" + (f" --serve-flags={shlex.quote(shlex.join(flags))}" if flags else "")
+        save(args.json, outcomes, model=model, flags=flags, seed=args.seed, max_tokens=args.max_tokens, **run_facts(command))
     return 1 if failed else 0
 
 

@@ -8,13 +8,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Callable, Sequence
 
+from ..results import RESULTS, TOOLCHECK, ResultError
 from ..workload.stats import wilson
 from .case import CALL_FAULTS, KINDS, Case, Verdict
 from .client import Client, NoAnswer
 from .judge import compare, judge
 from .wire import Answer
 
-__all__ = ["Outcome", "Rate", "load", "rates", "run", "save", "table"]
+__all__ = ["Outcome", "Rate", "StoredRun", "load", "rates", "run", "save", "stored", "table"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,12 +153,43 @@ def _interval(bounds: tuple[float, float]) -> str:
 
 
 def save(path: Path, outcomes: Sequence[Outcome], **about: Any) -> None:
-    """All verdicts as JSON, with what the run was about."""
-    result = {**about, "outcomes": [asdict(outcome) for outcome in outcomes]}
-    path.write_text(json.dumps(result, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    """All verdicts as JSON, one a line, with what the run was about."""
+    lines = ",\n".join(json.dumps(asdict(outcome), ensure_ascii=False) for outcome in outcomes)
+    path.write_text(f'{json.dumps(about, ensure_ascii=False)[:-1]},\n "outcomes": [\n{lines}\n]}}\n', encoding="utf-8")
 
 
 def load(path: Path) -> list[Outcome]:
     """The outcomes that `save` wrote, for `table`."""
     entries = json.loads(path.read_text(encoding="utf-8"))["outcomes"]
     return [Outcome(**{**entry, "verdict": Verdict(**entry["verdict"])}) for entry in entries]
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """A run of the whole suite that is kept with the book."""
+
+    model: str
+    flags: list[str]  # of the server
+    seed: int
+    max_tokens: int
+    machine: str
+    versions: dict[str, str]
+    commit: str
+    command: str
+    date: str
+    outcomes: list[Outcome]
+
+
+def stored(folder: str | Path = RESULTS) -> list[StoredRun]:
+    """The kept runs, `toolcheck-*.json`, in the order of their names.
+
+    Raises:
+        ResultError: a file is not as `minengine toolcheck --json` writes it.
+    """
+    found = []
+    for path in sorted(Path(folder).glob(f"{TOOLCHECK}*.json")):
+        try:
+            found.append(StoredRun(**{**json.loads(path.read_text(encoding="utf-8")), "outcomes": load(path)}))
+        except (ValueError, TypeError, KeyError) as error:
+            raise ResultError(f"{path.name}: {error}; write it with `minengine toolcheck --json`") from error
+    return found
