@@ -27,6 +27,7 @@ GPT2_SPLIT = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\
 LLAMA3_SPLIT = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
 SPLITS = {"gpt-2": (GPT2_SPLIT,), "smollm": (r"\p{N}", GPT2_SPLIT), "llama-bpe": (LLAMA3_SPLIT,)}
 WHOLE_WORDS_FIRST = {"llama-bpe"}  # a piece that is a token stays whole, whatever its merges
+LONG_TEXT = 8192  # characters; from there on other threads get to run: the library lets go of Python's lock only for a batch
 CONTROL, USER_DEFINED = 3, 4  # `tokenizer.ggml.token_type` of tokens that text is never merged into
 
 
@@ -62,7 +63,9 @@ class Tokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Ids of a text. Special tokens written out in it become their single ids; `add_special_tokens` adds those that the
         model's own convention puts around a text, a begin-of-text token for instance."""
-        return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        if len(text) < LONG_TEXT:
+            return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return self.backend.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of ids; bytes that are no UTF-8 become U+FFFD. Ids beyond the vocabulary have no text."""
@@ -106,7 +109,7 @@ class Tokenizer:
         try:
             return self._template.render(messages=messages, tools=tools, add_generation_prompt=add_generation_prompt,
                                          bos_token=self.bos_token or "", eos_token=self.eos_token or "", **variables)
-        except (TemplateError, TypeError) as error:  # TypeError: e.g. a content that is no text
+        except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:  # a template's expressions may raise these
             raise RequestError(f"messages: the chat template refuses them ({error}); use the roles and fields that the model knows") from error
 
     @cached_property

@@ -168,7 +168,7 @@ def nested(depth):
 
 @pytest.mark.parametrize("schema, words", [
     ([], "is a list and no JSON schema"), (None, "is a NoneType"), ("x", "is a str"),
-    (nested(5), "deeper than max_schema_depth=4"), ({"enum": ["x" * 1000]}, "max_schema_bytes"), ({"enum": ["\u20ac" * 400]}, "max_schema_bytes"),
+    (nested(5), "deeper than max_schema_depth=4"), ({"enum": ["x" * 1000]}, "--max-schema-bytes"), ({"enum": ["\u20ac" * 400]}, "--max-schema-bytes"),
     ({"maxLength": 101}, "has a maxLength above max_schema_count=100"), ({"items": {"minItems": 1e9}}, "has a minItems"), ({"maxItems": 10**4000}, "has a maxItems"),
     ({"properties": {key: {"maxLength": 51} for key in "ab"}}, "add up to more than max_schema_count=100"),
     ({"pattern": "a" * 51}, "has 51 characters of regex"), ({"pattern": "a{1,101}"}, "repeats something {1,101} times"),
@@ -201,7 +201,7 @@ def test_depth_is_found_without_recursion():
 
 def test_a_count_and_a_regex_alone():
     check_count(3, 3, "n", "choices", "max_n")
-    with pytest.raises(RequestError, match="n: has 4 choices and the server takes 3; send fewer or raise max_n"):
+    with pytest.raises(RequestError, match="n: has 4 choices and the server takes 3; send fewer or raise --max-n"):
         check_count(4, 3, "n", "choices", "max_n")
     check_regex("[a-z]{2,}x{3}", "f", ServeLimits())
     with pytest.raises(RequestError, match="f: repeats"):

@@ -367,6 +367,19 @@ def test_a_request_that_was_never_admitted_has_no_times_but_its_end(engine):
     assert found["vllm:time_to_first_token_seconds_count",] == found["vllm:request_queue_time_seconds_count",] == 0
 
 
+@pytest.mark.parametrize("source, words", [
+    ("", "is empty"), (" \n", "is empty"), ("{{ messages", "is not jinja2"), ("{{ messages[0].a.b }}", "cannot render one message of a user"),
+    ("{{ 1 / 0 }}", "division by zero"), ("{{ 'a'.encode('no-such') }}", "no-such"), ("{{ raise_exception('no') }}", "(no)"),
+    ("{% macro a() %}{{ a() }}{% endmacro %}{{ a() }}", "recursion"),
+])
+def test_a_chat_template_that_cannot_render_is_refused_before_the_server_starts(engine, tmp_path, source, words):
+    path = tmp_path / "template.jinja"
+    path.write_text(source)
+    with pytest.raises(ConfigError, match="^chat_template") as caught:
+        app_of(engine, chat_template=str(path))
+    assert words in str(caught.value) and "; " in str(caught.value)
+
+
 def test_tokens_there_and_back(engine):
     app, tokenizer = app_of(engine), engine.tokenizer
     text = tokenizer.decode(list(range(40, 60)), skip_special_tokens=False)

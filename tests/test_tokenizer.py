@@ -15,7 +15,7 @@ from minengine.config import ConfigError
 from minengine.model.gguf import GGUFFile
 from minengine.model.weights import resolve_model
 from minengine.request import RequestError
-from minengine.tokenizer import load_tokenizer
+from minengine.tokenizer import LONG_TEXT, load_tokenizer
 
 TEXTS = [
     "", " ", "Hello, world!", "It's what they've said: I'll, we'd, you're.", "IT'S", "a  b   c    d", "tabs\t\tand\n\nlines\r\n  indented\n",
@@ -204,6 +204,8 @@ def test_a_gguf_says_whether_text_begins_with_a_token(tmp_path):
     off = load_tokenizer(write(tmp_path / "off.gguf", metadata=[bos]))
     on = load_tokenizer(write(tmp_path / "on.gguf", metadata=[bos, ("add_bool", "tokenizer.ggml.add_bos_token", True)]))
     assert off.encode("ab") == [37] and on.encode("ab") == [39, 37] and on.encode("ab", add_special_tokens=False) == [37]
+    long = "ab" * LONG_TEXT
+    assert on.encode(long) == [39, *off.encode(long)] == [39, *on.encode(long, add_special_tokens=False)]
     assert on.bos_token == on.eos_token == "<|end|>" and on.chat_template is None
 
 

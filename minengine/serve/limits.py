@@ -46,9 +46,9 @@ class ServeLimits:
 
 
 def check_count(number: int, limit: int, field: str, what: str, name: str) -> None:
-    """Raise unless `number` is at most `limit`; `name` is the server's flag that sets it."""
+    """Raise unless `number` is at most `limit`; `name` is the field of ServeLimits that sets it."""
     if number > limit:
-        raise RequestError(f"{field}: has {number} {what} and the server takes {limit}; send fewer or raise {name}")
+        raise RequestError(f"{field}: has {number} {what} and the server takes {limit}; send fewer or raise --{name.replace('_', '-')}")
 
 
 def check_schema(schema: Any, field: str, limits: ServeLimits) -> None:
@@ -64,14 +64,14 @@ def check_schema(schema: Any, field: str, limits: ServeLimits) -> None:
     while level:  # breadth first, without recursion: depth is what is being checked
         depth += 1
         if depth > limits.max_schema_depth:
-            raise RequestError(f"{field}: is nested deeper than max_schema_depth={limits.max_schema_depth}; flatten it or name parts in $defs")
+            raise RequestError(f"{field}: is nested deeper than max_schema_depth={limits.max_schema_depth}; flatten it, use $defs or raise --max-schema-depth")
         for node in level:
             if isinstance(node, dict):
                 counts += _check_keywords(node, field, limits)
         level = [child for node in level for child in _children(node) if isinstance(child, (dict, list))]
     if counts > limits.max_schema_count:  # a grammar has a state for each
         raise RequestError(f"{field}: has counts (maxLength, minItems, ...) that add up to more than max_schema_count={limits.max_schema_count}; "
-                           "use smaller ones or raise the limit")
+                           "use smaller ones or raise --max-schema-count")
     size = len(json.dumps(schema, ensure_ascii=False).encode(errors="surrogatepass"))
     check_count(size, limits.max_schema_bytes, field, "bytes of JSON schema", "max_schema_bytes")
 
@@ -87,7 +87,7 @@ def check_regex(pattern: str, field: str, limits: ServeLimits) -> None:
         largest = max(repeat[1], repeat[2] or "", key=lambda digits: (len(digits), digits))
         if len(largest) > 9 or int(largest) > limits.max_schema_count:
             raise RequestError(f"{field}: repeats something {repeat[0][:24]} times, above max_schema_count={limits.max_schema_count}; "
-                               "use a smaller count or raise the limit")
+                               "use a smaller count or raise --max-schema-count")
 
 
 def _check_keywords(node: dict[str, Any], field: str, limits: ServeLimits) -> int | float:
@@ -99,7 +99,7 @@ def _check_keywords(node: dict[str, Any], field: str, limits: ServeLimits) -> in
             continue
         counts += max(count, 0)
         if count > limits.max_schema_count:
-            raise RequestError(f"{field}: has a {keyword} above max_schema_count={limits.max_schema_count}; use a smaller one or raise the limit")
+            raise RequestError(f"{field}: has a {keyword} above max_schema_count={limits.max_schema_count}; use a smaller one or raise --max-schema-count")
     if isinstance(pattern := node.get("pattern"), str):
         check_regex(pattern, f"{field}.pattern", limits)
     patterns = node.get("patternProperties")

@@ -53,9 +53,11 @@ class ChatPrompts:
                 source = Path(chat_template).read_text(encoding="utf-8")
             except (OSError, UnicodeDecodeError) as error:
                 raise ConfigError(f"chat_template={chat_template!r}: cannot be read ({error}); give a jinja2 file in UTF-8") from error
+            if not source.strip():
+                raise ConfigError(f"chat_template={chat_template!r}: is empty; give a jinja2 template, or leave it out for the model's own")
             tokenizer = Tokenizer(tokenizer.backend, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token, chat_template=source)
         self.tokenizer, self.tool_format, self.limits = tokenizer, tool_format, limits
-        self._check_template()
+        self._check_template(chat_template)
         user, called = {"role": "user", "content": "a"}, {"id": "0", "type": "function", "function": {"name": MARK, "arguments": {"a": MARK}}}
         tool = {"type": "function", "function": {"name": MARK, "description": "", "parameters": {"type": "object", "properties": {}}}}
         answered = [{"role": "assistant", "content": "b", "tool_calls": [called]}, {"role": "tool", "tool_call_id": "0", "name": "c", "content": MARK}]
@@ -65,15 +67,18 @@ class ChatPrompts:
             {**called, "function": {"name": "c", "arguments": {"a": "d"}}}]}]
         self.knows_results = self._shows([*plain, answered[1]])
 
-    def _check_template(self) -> None:
+    def _check_template(self, path: str | None) -> None:
         from jinja2 import TemplateSyntaxError
 
         try:
             if self.tokenizer is not None:
                 self.tokenizer.apply_chat_template([{"role": "user", "content": "a"}])
-        except RequestError as error:
-            if isinstance(error.__cause__, TemplateSyntaxError):
-                raise ConfigError(f"chat_template: is not jinja2 ({error.__cause__}); mend it, or give another file with --chat-template") from error
+        except (RequestError, RecursionError) as error:
+            reason = error.__cause__ or error
+            if isinstance(reason, TemplateSyntaxError):
+                raise ConfigError(f"chat_template: is not jinja2 ({reason}); mend it, or give another file with --chat-template") from error
+            if path is not None:
+                raise ConfigError(f"chat_template={path!r}: cannot render one message of a user ({reason}); mend it") from error
 
     def _shows(self, turns: list[Turn], tools: list[Turn] | None = None) -> bool:
         try:

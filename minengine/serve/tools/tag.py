@@ -85,7 +85,8 @@ def held_schema(schema: Mapping[str, Any], place: str, switch: str, *, strict: b
     except RecursionError as error:  # branches whose difference lies in themselves, or very deep ones
         raise RequestError(f"{place}: refers to itself or nests too deep; make it flatter, or set {switch} to false") from error
     if faults and strict:
-        raise RequestError(f"{f'{place}.{faults[0].place}'.rstrip('.')}: {faults[0].reason}; or set {switch} to false")
+        reason = faults[0].reason if ";" in faults[0].reason else f"{faults[0].reason}; leave it out"
+        raise RequestError(f"{f'{place}.{faults[0].place}'.rstrip('.')}: {reason}, or set {switch} to false")
     return held
 
 
