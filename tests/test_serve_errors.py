@@ -1,6 +1,7 @@
 """Bad input: what is no JSON, what is no request, what is too large. Always a 4xx that names the field and the remedy, never a 500."""
 import asyncio
 import json
+import re
 
 import httpx
 import pytest
@@ -99,8 +100,11 @@ class Body(BaseModel):
     ({"n": "x"}, "n", "n='x': use a whole number"),
     ({"n": 1.5}, "n", "n=1.5: use a whole number"),
     ({"on": 1}, "on", "on=1: use true or false"),
+    ({"n": True}, "n", "n=true: use a whole number"),
+    ({"n": 1e40}, "n", "n=1e+40: use a whole number"),
+    ({"on": 10**80}, "on", "on=1" + "0" * 59 + "...: use true or false"),
     ({"nn": 1}, "nn", "nn: is not a field that this server knows; remove it or check its spelling"),
-    ({"ids": [1, 2, None]}, "ids.2", "ids.2=None: use a whole number"),
+    ({"ids": [1, 2, None]}, "ids.2", "ids.2=null: use a whole number"),
     ({"ids": {"0": 1}}, "ids", "ids={...}: use a list"),
     ({"content": 5}, "content", "content=5: use a text or use a list"),
     ({"content": [{"text": "a"}, {"text": 5}]}, "content.1.text", "content.1.text=5: use a text"),
@@ -116,6 +120,12 @@ def test_a_bad_field_is_named_with_its_remedy(body, param, message):
     found = [{**error, "loc": ("body", *error["loc"])} for error in caught.value.errors()]
     told = api_error(RequestValidationError(found, body=body))
     assert (told.status, told.param, told.message) == (400, param, message)
+
+
+@pytest.mark.parametrize("field, value, told", [("logit_bias", {str(id): 1.0 for id in range(99)}, "{...}"), ("frequency_penalty", 0.5, "0.5")])
+def test_a_field_that_the_engine_does_not_do_is_told_in_json(field, value, told):
+    with pytest.raises(RequestError, match=f"^{field}={re.escape(told)}: "):
+        CompletionRequest(prompt="a", **{field: value}).check(ServeLimits())
 
 
 def test_a_missing_item_is_named_by_its_place():

@@ -2,12 +2,14 @@
 import asyncio
 import json
 import logging
+import threading
 
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from serving import ENGINE, loaded
 
+import minengine
 from minengine.async_llm import AsyncLLM, EngineDead, EngineDraining, EngineOverloaded
 from minengine.config import ConfigError, EngineArgs
 from minengine.engine import LLMEngine
@@ -22,7 +24,7 @@ from minengine.tokenizer import Tokenizer
 ARGS = EngineArgs(model="glm-mini", **ENGINE)
 CHAT = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2, "ignore_eos": True}
 TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error", 405: "invalid_request_error",
-         413: "invalid_request_error", 415: "invalid_request_error", 429: "rate_limit_error", 500: "server_error", 503: "server_error"}
+         408: "invalid_request_error", 413: "invalid_request_error", 415: "invalid_request_error", 429: "rate_limit_error", 500: "server_error", 503: "server_error"}
 
 
 def new_engine():
@@ -82,9 +84,9 @@ def key_file(tmp_path):
 
 def test_with_keys_only_the_page_and_health_are_open(engine, key_file):
     app = app_of(engine, api_key_file=key_file)
-    for path in ("/health", "/", "/page/page.js"):
-        assert ask(app, "GET", path).status_code == 200
-    for method, path in (("GET", "/v1/models"), ("GET", "/metrics"), ("GET", "/openapi.json"), ("POST", "/tokenize"), ("POST", "/v1/chat/completions"),
+    for path in ("/health", "/ping", "/", "/page/page.js"):
+        assert ask(app, "GET", path).status_code == ask(app, "HEAD", path).status_code == 200
+    for method, path in (("GET", "/v1/models"), ("GET", "/metrics"), ("GET", "/version"), ("GET", "/openapi.json"), ("POST", "/tokenize"), ("POST", "/v1/chat/completions"),
                          ("POST", "/v1/completions"), ("GET", "/nothing"), ("GET", "/health/")):
         answer = ask(app, method, path)
         error = refused(answer, 401, None, "Authorization", "send Authorization: Bearer KEY")
@@ -115,8 +117,14 @@ def test_every_key_is_compared_whichever_it_is(key_file, monkeypatch):
         compared.clear()
 
 
+def test_a_key_file_may_begin_with_a_byte_order_mark(engine, tmp_path):
+    path = tmp_path / "keys"
+    path.write_text("sk-one\n", encoding="utf-8-sig")
+    assert ask(app_of(engine, api_key_file=str(path)), "GET", "/v1/models", headers={"Authorization": "Bearer sk-one"}).status_code == 200
+
+
 @pytest.mark.parametrize("content, words", [
-    (None, "cannot be read"), (b"# only a comment\n\n", "holds no key"), (b"one two\n", "line 1 is no key"), ("# a\nsch\u00f6n\n".encode(), "line 2 is no key"),
+    (b"sk-one # of Ann\n", "line 1 is no key; use .* a line of its own for a comment"), (None, "cannot be read"), (b"# only a comment\n\n", "holds no key"), (b"one two\n", "line 1 is no key"), ("# a\nsch\u00f6n\n".encode(), "line 2 is no key"),
     (b"\xff\xfe", "cannot be read"),
 ])
 def test_a_key_file_that_is_none_is_refused_before_the_server_starts(engine, tmp_path, content, words):
@@ -204,6 +212,36 @@ def test_a_body_over_the_limit_is_not_read_to_its_end(engine):
     assert sum(sent) == 1100
 
 
+def test_a_body_that_does_not_go_on_is_given_up(engine, monkeypatch):
+    monkeypatch.setattr("minengine.serve.gate.BODY_GAP_S", 0)
+
+    async def main():
+        parts, answers = [b"{", None], []
+
+        async def receive():
+            if (part := parts.pop(0)) is None:
+                await asyncio.Event().wait()  # for ever
+            return {"type": "http.request", "body": part, "more_body": True}
+
+        async def send(message):
+            answers.append(message)
+
+        headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+        await app_of(engine)({"type": "http", "method": "POST", "path": "/tokenize", "raw_path": b"/tokenize", "query_string": b"",
+                              "headers": headers}, receive, send)
+        return answers[0], json.loads(answers[1]["body"])["error"]
+
+    start, error = asyncio.run(main())
+    assert (start["status"], error["code"]) == (408, "request_timeout")
+    assert (b"connection", b"close") in start["headers"]
+
+
+def test_behind_the_body_a_client_may_wait_for_as_long_as_it_likes(engine, monkeypatch):
+    monkeypatch.setattr("minengine.serve.gate.BODY_GAP_S", 0)
+    answer = ask(app_of(engine), "POST", "/v1/chat/completions", json={**CHAT, "stream": True, "max_tokens": 40})
+    assert answer.text.endswith("data: [DONE]\n\n") and "error" not in answer.text
+
+
 def test_an_announced_length_beyond_all_numbers_is_refused(engine):
     async def main():
         answers = []
@@ -279,13 +317,26 @@ def test_a_drained_server_says_so(engine):
 def test_health_says_when_the_engine_has_ended():
     llm = new_engine()
     app = app_of(llm)
-    assert ask(app, "GET", "/health").json() == {"status": "ok"}
+    for path in ("/health", "/ping"):
+        assert ask(app, "GET", path).json() == {"status": "ok"}
     asyncio.run(llm.shutdown())
     assert refused(ask(app, "GET", "/health"), 503)["code"] == "engine_dead"
     refused(ask(app, "POST", "/v1/chat/completions", json=CHAT), 503)
 
 
 # --- what can be seen -----------------------------------------------------------------------------------------------
+
+
+def test_the_version_is_the_package_s(engine):
+    assert ask(app_of(engine), "GET", "/version").json() == {"version": minengine.__version__}
+
+
+def test_head_is_counted_as_what_it_is(engine):
+    app = app_of(engine)
+    got, head = (ask(app, method, "/health") for method in ("GET", "HEAD"))
+    assert head.status_code == 200 and head.headers == got.headers
+    assert ask(app, "HEAD", "/tokenize").headers["allow"] == "POST"
+    assert samples(ask(app, "GET", "/metrics").text)["http_requests_total", ("handler", "/health"), ("method", "HEAD"), ("status", "200")] == 1
 
 
 def test_models(engine):
@@ -391,6 +442,25 @@ def test_tokens_there_and_back(engine):
     assert ask(app, "POST", "/tokenize", json={"prompt": text}).json()["token_strs"] is None
 
 
+def test_as_many_tokens_as_the_model_takes_are_made_a_text(engine):
+    app, most = app_of(engine), engine.max_model_len
+    assert ask(app, "POST", "/detokenize", json={"tokens": [40] * most}).json() == {"prompt": engine.tokenizer.decode([40] * most)}
+    refused(ask(app, "POST", "/detokenize", json={"tokens": [40] * (most + 1)}), 400, "tokens", f"has {most + 1} ids", f"max_model_len is {most}")
+
+
+@pytest.mark.parametrize("path, body", [("/tokenize", {"prompt": "a"}), ("/tokenize", {"prompt": "a", "return_token_strs": True}), ("/detokenize", {"tokens": [40, 41]})])
+def test_tokens_are_made_beside_the_event_loop(engine, monkeypatch, path, body):
+    app, threads = app_of(engine), set()
+
+    def noting(made):
+        return lambda *args, **options: threads.add(threading.current_thread()) or made(*args, **options)
+
+    for name in ("encode", "decode", "token_bytes"):
+        monkeypatch.setattr(engine.tokenizer, name, noting(getattr(engine.tokenizer, name)))
+    assert ask(app, "POST", path, json=body).status_code == 200
+    assert threads and threading.current_thread() not in threads
+
+
 def test_tokens_of_messages_are_those_that_a_chat_is_charged_for(engine):
     app = app_of(engine)
     tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
@@ -423,7 +493,7 @@ def test_the_page_loads_nothing_from_elsewhere(engine):
 
 def test_the_document_tells_of_every_error_and_of_nothing_that_is_not_so(engine, key_file):
     document = ask(app_of(engine), "GET", "/openapi.json").json()
-    assert {"/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/models/{model}", "/health", "/metrics", "/tokenize", "/detokenize", "/"} == set(document["paths"])
+    assert {"/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/models/{model}", "/health", "/version", "/metrics", "/tokenize", "/detokenize", "/"} == set(document["paths"])
     for operations in document["paths"].values():
         for operation in operations.values():
             assert set(map(str, TYPES)) <= set(operation["responses"])

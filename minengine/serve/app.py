@@ -10,7 +10,7 @@ from ..async_llm import AsyncLLM
 from .args import ServeArgs
 from .auth import ApiKeys
 from .errors import ERROR_RESPONSES, install_handlers
-from .gate import Gate
+from .gate import NO_KEY, Gate
 from .metrics import ServerMetrics
 from .state import ServerState
 
@@ -53,7 +53,7 @@ def _describe(app: FastAPI, *, with_keys: bool) -> None:
                     answers.pop("422", None)
                     for status in ERROR_RESPONSES:  # FastAPI gives an endpoint's errors the media type of its success
                         answers[str(status)]["content"] = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorResponse"}}}
-                    if with_keys and path not in ("/", "/health"):
+                    if with_keys and path not in NO_KEY:
                         operation["security"] = [{"key": []}]
             for name in ("ValidationError", "HTTPValidationError"):
                 document["components"]["schemas"].pop(name, None)

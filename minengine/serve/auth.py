@@ -13,7 +13,7 @@ __all__ = ["ApiKeys", "check_host", "is_loopback"]
 
 
 class ApiKeys:
-    """The keys of a file: one a line, `#` begins a comment line. Only their digests are kept.
+    """The keys of a file in UTF-8, with a byte order mark or without: one a line, `#` begins a comment line. Only their digests are kept.
 
     Raises:
         ConfigError: the file cannot be read, or holds no key, or one that no header can carry.
@@ -21,7 +21,7 @@ class ApiKeys:
 
     def __init__(self, path: str) -> None:
         try:
-            lines = [line.strip() for line in Path(path).read_text(encoding="utf-8").splitlines()]
+            lines = [line.strip() for line in Path(path).read_text(encoding="utf-8-sig").splitlines()]
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"api_key_file={path!r}: cannot be read ({error}); give a text file with one key a line") from error
         keys = [line for line in lines if line and not line.startswith("#")]
@@ -29,7 +29,7 @@ class ApiKeys:
             raise ConfigError(f"api_key_file={path!r}: holds no key; write one a line")
         for number, line in enumerate(lines, 1):
             if line in keys and not (line.isascii() and line.isprintable() and " " not in line):
-                raise ConfigError(f"api_key_file={path!r}: line {number} is no key; use printable ASCII without spaces")
+                raise ConfigError(f"api_key_file={path!r}: line {number} is no key; use printable ASCII without spaces, and a line of its own for a comment")
         self._digests = [sha256(key.encode()).digest() for key in keys]
 
     def check(self, authorization: bytes | None) -> None:

@@ -64,6 +64,7 @@ ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
         403: "The Host header is not a name of this machine",
         404: "No such model or path",
         405: "The path exists and does not take this method",
+        408: "The body's next part did not come in time",
         413: "The body is larger than the server takes",
         415: "The body's Content-Type is not application/json",
         429: "The queue is full; try again after Retry-After seconds",

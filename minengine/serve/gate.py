@@ -2,6 +2,7 @@
 exception that nobody foresaw. Streams pass through it chunk by chunk, so it does next to nothing for one."""
 from __future__ import annotations
 
+import asyncio
 import logging
 import traceback
 from typing import TYPE_CHECKING, Any
@@ -14,11 +15,12 @@ if TYPE_CHECKING:
 
     from .state import ServerState
 
-__all__ = ["Gate"]
+__all__ = ["NO_KEY", "Gate"]
 
 log = logging.getLogger("minengine.serve")
 
-NO_KEY = ("/", "/health")  # and the page's own files: a browser cannot send a key for them
+BODY_GAP_S = 60  # between two parts of a body; what is slower than that has been given up
+NO_KEY = ("/", "/health", "/ping")  # and the page's own files: a browser cannot send a key for them
 
 
 class Gate:
@@ -29,7 +31,9 @@ class Gate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        status = 0
+        status, method = 0, scope["method"]
+        if method == "HEAD":  # is answered as GET is; who writes to the socket leaves the body out
+            scope = {**scope, "method": "GET"}
 
         async def counted(message: Message) -> None:
             nonlocal status
@@ -46,7 +50,7 @@ class Gate:
             if not status:  # else the connection is closed midway, which a client sees as the failure that it is
                 await error_response(error)(scope, receive, counted)
         finally:
-            self.state.metrics.count_answer(scope["method"], _handler(scope), status)
+            self.state.metrics.count_answer(method, _handler(scope), status)
 
     def _admit(self, scope: Scope) -> dict[bytes, bytes]:
         """The request's headers.
@@ -67,16 +71,23 @@ class Gate:
 
 
 def _limited(receive: Receive, headers: dict[bytes, bytes], max_bytes: int) -> Receive:
-    """`receive`, which raises a 413 when the body turns out to be longer than `max_bytes`, whether or not its length was announced."""
+    """`receive`, which raises a 413 when the body turns out to be longer than `max_bytes`, whether or not its length was announced,
+    and a 408 when its next part does not come within BODY_GAP_S."""
     announced = headers.get(b"content-length", b"")
     if announced.isdigit() and (len(announced) > 18 or int(announced) > max_bytes):
         raise _too_large(max_bytes)
-    seen = 0
+    seen, whole = 0, False
 
     async def counting() -> Message:
-        nonlocal seen
-        message = await receive()
+        nonlocal seen, whole
+        try:
+            async with asyncio.timeout(None if whole else BODY_GAP_S):  # behind the body nothing comes but the client's leaving
+                message = await receive()
+        except TimeoutError:
+            raise ApiError(408, f"body: its next part did not come within {BODY_GAP_S} s; send the request again", code="request_timeout",
+                           headers={"Connection": "close"}) from None
         seen += len(message.get("body", b""))
+        whole = not message.get("more_body", False)
         if seen > max_bytes:
             raise _too_large(max_bytes)
         return message

@@ -17,6 +17,7 @@ from ..request import RequestError, SamplingParams, StructuredOutputsParams
 from .body import parse_json
 from .errors import ApiError
 from .limits import ServeLimits, check_count
+from .validation import shown
 
 __all__ = ["ChatCompletionRequest", "CompletionRequest", "GenerationRequest", "Message", "ToolChoice", "json_field"]
 
@@ -222,7 +223,7 @@ class GenerationRequest(_Body):
         for name, neutral in self.neutral().items():
             value = getattr(self, name)
             if value is not None and value not in neutral:
-                raise RequestError(f"{name}={str(value)[:60]}: is something that this engine does not do; leave it out")
+                raise RequestError(f"{name}={shown(value)}: is something that this engine does not do; leave it out")
         if self.stream_options is not None and not self.stream:
             raise RequestError("stream_options: belongs to a stream; send stream=true or leave it out")
         if self.min_tokens and not (self.ignore_eos and not self.stop and not self.stop_token_ids):

@@ -12,6 +12,8 @@ from fastapi.responses import HTMLResponse, PlainTextResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, ConfigDict, Field
 
+from .. import __version__
+from ..tokenizer import Tokenizer
 from .body import JsonRoute
 from .errors import ApiError
 from .limits import check_count
@@ -49,6 +51,10 @@ class ModelList(BaseModel):
 
 class Health(BaseModel):
     status: str = "ok"
+
+
+class Version(BaseModel):
+    version: str = __version__
 
 
 class TokenizeRequest(BaseModel):
@@ -106,6 +112,7 @@ def _card(server: ServerState) -> ModelCard:
 
 
 @router.get("/health")
+@router.get("/ping", include_in_schema=False)  # SageMaker's name for it
 async def health(request: Request) -> Health:
     """200 while the server takes requests; 503 once it drains or its engine has ended. Waits for nothing, the engine least of all."""
     server = _server(request)
@@ -114,14 +121,20 @@ async def health(request: Request) -> Health:
     return Health()
 
 
+@router.get("/version")
+async def version() -> Version:
+    """This package's version."""
+    return Version()
+
+
 @router.get("/metrics", response_class=PlainTextResponse)
 async def metrics(request: Request) -> Response:
     """Counts, gauges and histograms in Prometheus' text format."""
     return Response(_server(request).metrics.render(), media_type=CONTENT_TYPE_LATEST)
 
 
-@router.post("/tokenize")
-async def tokenize(request: Request, body: TokenizeRequest) -> TokenizeResponse:
+@router.post("/tokenize", response_model=TokenizeResponse)
+async def tokenize(request: Request, body: TokenizeRequest) -> Response:
     """Token ids of a prompt or a conversation, as the engine would read it."""
     server = _server(request)
     server.check_model(body.model)
@@ -138,23 +151,31 @@ async def tokenize(request: Request, body: TokenizeRequest) -> TokenizeResponse:
                 raise ApiError(400, f"{name}: belongs to messages; leave it out or send messages", name)
         check_count(len(body.prompt), server.limits.max_prompt_chars, "prompt", "characters", "max_prompt_chars")
         ids = await asyncio.to_thread(tokenizer.encode, body.prompt, body.add_special_tokens)
-    strings = [tokenizer.token_bytes(id).decode("utf-8", errors="replace") for id in ids] if body.return_token_strs else None
-    return TokenizeResponse(count=len(ids), max_model_len=server.engine.max_model_len, tokens=ids, token_strs=strings)
+    return await asyncio.to_thread(_told, ids, tokenizer if body.return_token_strs else None, server.engine.max_model_len)
+
+
+def _told(ids: list[int], tokenizer: Tokenizer | None, max_model_len: int) -> Response:
+    """The answer of /tokenize: of a long text it takes a while. With `tokenizer`, tokens are told as strings too."""
+    strings = None if tokenizer is None else [tokenizer.token_bytes(id).decode("utf-8", errors="replace") for id in ids]
+    told = TokenizeResponse.model_construct(count=len(ids), max_model_len=max_model_len, tokens=ids, token_strs=strings)
+    return Response(told.model_dump_json(), media_type="application/json")
 
 
 @router.post("/detokenize")
 async def detokenize(request: Request, body: DetokenizeRequest) -> DetokenizeResponse:
-    """The text of token ids."""
+    """The text of token ids, of as many as the model takes."""
     server = _server(request)
     server.check_model(body.model)
+    if len(body.tokens) > server.engine.max_model_len:
+        raise ApiError(400, f"tokens: has {len(body.tokens)} ids and max_model_len is {server.engine.max_model_len}; send fewer at a time", "tokens")
     size = server.engine.model_config.vocab_size
     bad = next((at for at, id in enumerate(body.tokens) if id >= size), None)
     if bad is not None:
         raise ApiError(400, f"tokens.{bad}={body.tokens[bad]}: is not a token; ids go from 0 to {size - 1}", f"tokens.{bad}")
-    return DetokenizeResponse(prompt=_tokenizer(server).decode(body.tokens, skip_special_tokens=False))
+    return DetokenizeResponse(prompt=await asyncio.to_thread(_tokenizer(server).decode, body.tokens, skip_special_tokens=False))
 
 
-def _tokenizer(server: ServerState) -> Any:
+def _tokenizer(server: ServerState) -> Tokenizer:
     if server.engine.tokenizer is None:
         raise ApiError(400, "prompt: this model has no tokenizer; send token ids to /v1/completions", "prompt")
     return server.engine.tokenizer

@@ -1,6 +1,7 @@
 """Pydantic's errors as one sentence that names the field and the remedy."""
 from __future__ import annotations
 
+import json
 from typing import Any, Sequence
 
 from fastapi.exceptions import RequestValidationError
@@ -8,7 +9,7 @@ from pydantic import ValidationError
 
 from ..request import RequestError
 
-__all__ = ["first_error"]
+__all__ = ["first_error", "shown"]
 
 SHOWN = 60  # characters of a bad value in a message
 CONSIDERED = 64  # errors; a union makes a few for one value, and a hostile body as many as it has values
@@ -41,7 +42,7 @@ def first_error(error: RequestValidationError | ValidationError) -> tuple[str, s
     if one["type"] == "extra_forbidden":
         return param, f"{param}: is not a field that this server knows; remove it or check its spelling"
     wanted = " or ".join(dict.fromkeys(_wanted(one) for _, one in complaints))
-    return param, f"{param}={_short(value)}: {wanted}"
+    return param, f"{param}={shown(value)}: {wanted}"
 
 
 def _locate(one: Any, error: RequestValidationError | ValidationError) -> tuple[Path, Any, Any]:
@@ -72,10 +73,11 @@ def _wanted(one: Any) -> str:
     return message[:1].lower() + message[1:] + ("" if ";" in message else "; mend the value")
 
 
-def _short(value: Any) -> str:
-    """A value as it is named in a sentence; large ones are not rendered whole only to be cut."""
+def shown(value: Any) -> str:
+    """A value as it is named in a sentence, spelled as in JSON; large ones are not rendered whole only to be cut."""
     if isinstance(value, (dict, list)):
         return "{...}" if isinstance(value, dict) and value else f"[{len(value)} items]" if value else repr(value)
     if isinstance(value, str):
         return repr(value[:SHOWN]) + ("..." if len(value) > SHOWN else "")
-    return repr(value)[:SHOWN]
+    told = json.dumps(value)
+    return told[:SHOWN] + ("..." if len(told) > SHOWN else "")
