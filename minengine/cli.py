@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Sequence
 
 from .config import ConfigError, EngineArgs
+from .flags import add_engine_flags
 from .request import RequestError, RequestOutput, SamplingParams
 from .serve.args import SERVE_PACKAGES, add_serve_flags, serve_args
 from .toolcheck.command import add_arguments, toolcheck
@@ -51,13 +52,13 @@ def _parser() -> argparse.ArgumentParser:
     chat.set_defaults(run=_chat)
 
     serve = commands.add_parser("serve", help="answer OpenAI's API over HTTP, with a chat page at /")
-    _add_model(serve)
-    _add_engine_options(serve)
-    serve.add_argument("--seed", type=int, default=0, help="for requests that bring none (default: 0)")
+    _add_model(serve, "; glm-mini has no chat template: ask it at /v1/completions")
+    add_engine_flags(serve)
+    serve.add_argument("--seed", type=int, metavar="N", default=0, help="for requests that bring none (default: 0)")
     add_serve_flags(serve)
     serve.set_defaults(run=_serve)
 
-    check = commands.add_parser("toolcheck", help="do tool calls hold? over 500 cases on any OpenAI-compatible server, with the rate of malformed or lost calls")
+    check = commands.add_parser("toolcheck", help="ask an OpenAI-compatible server more than 500 questions about tool calls, and count the calls that are malformed or lost")
     add_arguments(check)
     check.set_defaults(run=toolcheck)
 
@@ -78,8 +79,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_model(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", default="smollm2", help="a name from `minengine doctor`, or a local Hugging Face directory (default: smollm2)")
+def _add_model(parser: argparse.ArgumentParser, more: str = "") -> None:
+    parser.add_argument("--model", default="smollm2", help=f"a name from `minengine doctor`, or a local Hugging Face directory (default: smollm2){more}")
 
 
 def _add_options(parser: argparse.ArgumentParser, **defaults: Any) -> None:
@@ -90,20 +91,7 @@ def _add_options(parser: argparse.ArgumentParser, **defaults: Any) -> None:
         sampling.add_argument("--" + name.replace("_", "-"), type=kind, default=default, help=f"default: {default}")
     sampling.add_argument("--stop", action="append", help="end before this text; may be given more than once")
     sampling.add_argument("--ignore-eos", action="store_true")
-    _add_engine_options(parser)
-
-
-def _add_engine_options(parser: argparse.ArgumentParser) -> None:
-    engine = parser.add_argument_group("engine")
-    for f in fields(EngineArgs):
-        if f.name in ("model", "seed"):
-            continue
-        flag = "--" + f.name.replace("_", "-")
-        if isinstance(f.default, bool):
-            engine.add_argument(flag, action=argparse.BooleanOptionalAction, default=f.default)
-        else:
-            kind = int if "int" in str(f.type) else str
-            engine.add_argument(flag, type=kind, default=f.default, help=f"default: {f.default}")
+    add_engine_flags(parser)
 
 
 def _engine_args(args: argparse.Namespace) -> dict[str, Any]:

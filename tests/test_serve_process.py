@@ -1,4 +1,5 @@
 """`minengine serve` as a process: how it starts, what it prints, and how it ends."""
+import asyncio
 import json
 import os
 import re
@@ -7,12 +8,20 @@ import socket
 import subprocess
 import sys
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 
 import httpx
 import pytest
+from serving import loaded
 
+from minengine.async_llm import AsyncLLM
 from minengine.cli import main
+from minengine.config import EngineArgs
+from minengine.engine import LLMEngine
+from minengine.serve.args import ServeArgs
+from minengine.serve.limits import ServeLimits
+from minengine.serve.server import longest
 
 ROOT = Path(__file__).resolve().parents[1]
 ENGINE = ("--model", "glm-mini", "--max-model-len", "2048", "--block-size", "16", "--num-threads", "1")
@@ -79,6 +88,13 @@ def test_it_says_where_it_is_and_ends_with_0_and_no_word_of_a_prompt_is_printed(
         for body in ({"prompt": MARK, MARK: 1}, {"prompt": MARK, "top_p": MARK}, {"prompt": MARK, "model": MARK}):
             assert httpx.post(f"{server.url}/v1/completions", json=body).is_client_error
         httpx.get(f"{server.url}/{MARK}")
+        for nonsense in (f"{MARK}\r\n\r\n", f"GET /{MARK} HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"):
+            with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2]))) as raw:
+                raw.sendall(nonsense.encode())
+                assert raw.recv(4096).startswith(b"HTTP/1.1 4")
+        with httpx.Client(base_url=server.url) as kept:
+            for path in ("/", "/health", "/page/page.js", "/metrics"):
+                assert kept.head(path).status_code == kept.get(path).status_code == 200
         server.signal()
         code, out, err = server.end()
     assert code == 0
@@ -134,6 +150,26 @@ def refused(capsys, *arguments):
     assert out == ""
     assert err.startswith("minengine: ") and err.count("\n") == 1, err
     return err
+
+
+def test_every_flag_is_explained(capsys):
+    with pytest.raises(SystemExit):
+        main(["serve", "--help"])
+    told = dict(re.match(r"(\S+?)(?:, --no-\S+)?\s(.*)", entry, re.DOTALL).groups() for entry in capsys.readouterr().out.split("\n  --")[1:])
+    names = {f.name for kind in (EngineArgs, ServeArgs, ServeLimits) for f in fields(kind)} - {"engine", "limits"}
+    assert set(told) == {name.replace("_", "-") for name in names}
+    for flag, text in told.items():
+        assert re.search(r"\w \S.*\(default: (?!None)", " ".join(text.split())), flag
+
+
+def test_a_cache_that_cuts_the_length_is_named_with_its_flag():
+    model, tokenizer = loaded("glm-mini")
+    for options, told in (({"num_gpu_blocks_override": 8}, r"128 tokens, the whole cache, of the model's \d+: --num-gpu-blocks-override raises it"),
+                          ({"kv_cache_memory_bytes": 1 << 20}, r"\d+ tokens, the whole cache, of the model's \d+: --kv-cache-memory-bytes raises it"),
+                          ({"num_gpu_blocks_override": 8, "max_model_len": 100}, "100 tokens"), ({}, r"\d+ tokens")):
+        engine = AsyncLLM(LLMEngine(EngineArgs(model="glm-mini", block_size=16, **options), model=model, tokenizer=tokenizer))
+        assert re.fullmatch(told, longest(engine))
+        asyncio.run(engine.shutdown())
 
 
 def test_a_taken_port_is_found_before_the_model_is_loaded(capsys):

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from ..config import ConfigError, EngineArgs
+from ..flags import add_flags
 from .limits import ServeLimits
 
 __all__ = ["SERVE_PACKAGES", "ServeArgs", "add_serve_flags", "serve_args"]
@@ -14,16 +15,36 @@ SERVE_PACKAGES = ("fastapi", "starlette", "pydantic", "pydantic_core", "uvicorn"
 
 TOOL_CALL_PARSERS = ("glm", "llama")
 
-_HELP = {
-    "host": "address to listen on; anything but loopback can be reached by others",
+SERVER_HELP = {
+    "host": "address to listen on; anything but loopback can be reached by others: give --api-key-file, and put a proxy in front that bounds slow clients",
     "port": "0 takes a free one",
-    "served_model_name": "the name that clients ask for",
-    "api_key_file": "a file with one key a line, # begins a comment; with it every endpoint but / and /health asks for a key",
+    "served_model_name": "the name that clients ask for (default: the model's, of a directory its last part)",
+    "api_key_file": "one key a line, a line that begins with # is a comment; every endpoint but /, /health and /ping asks for one (default: no keys)",
     "max_num_waiting": "requests in the queue beyond which new ones get 429",
-    "tool_call_parser": "how the model writes tool calls: " + " or ".join(TOOL_CALL_PARSERS),
-    "tool_grammar": "hold tool calls to their schemas while they are generated",
-    "chat_template": "a jinja2 file that replaces the model's own",
-    "drain_timeout_s": "after SIGTERM, seconds that running requests may still take",
+    "tool_call_parser": "how the model writes tool calls (default: glm for GLM models, else llama)",
+    "tool_grammar": "hold tool calls to their schemas while they are generated; without it a required or named call is only a wish, and so is strict",
+    "chat_template": "a jinja2 file that replaces the model's own (default: the model's own)",
+    "drain_timeout_s": "after SIGTERM or SIGINT, how long running requests may still take",
+}
+LIMITS_HELP = {
+    "max_body_bytes": "of a request",
+    "max_json_depth": "levels of objects and lists in a body",
+    "max_json_parts": "objects and lists in a body; a message with a tool call has five",
+    "max_prompt_chars": "of a prompt or a conversation",
+    "max_prompts": "of one /v1/completions request",
+    "max_messages": "of a conversation",
+    "max_tools": "of a request",
+    "max_schema_bytes": "of one JSON schema",
+    "max_schema_depth": "levels of one JSON schema",
+    "max_schema_count": "minItems, maxLength and their kin in a schema added up, and any repeat in a regex",
+    "max_regex_chars": "of one regular expression",
+    "max_grammar_chars": "of one grammar or list of choices",
+    "max_choices": "of structured_outputs.choice",
+    "max_n": "choices of one request",
+    "max_stop": "stop strings of a request",
+    "max_stop_chars": "of all stop strings of a request",
+    "max_top_logprobs": "log-probabilities a token",
+    "max_id_chars": "of cache_salt, user and X-Session-Id",
 }
 
 
@@ -73,17 +94,8 @@ class ServeArgs:
 
 def add_serve_flags(parser: argparse.ArgumentParser) -> None:
     """A flag for each field of ServeArgs and of ServeLimits; the engine's are the caller's."""
-    for title, kind in (("server", ServeArgs), ("limits", ServeLimits)):
-        group = parser.add_argument_group(title)
-        for f in fields(kind):
-            if f.name in ("engine", "limits"):
-                continue
-            flag, about = "--" + f.name.replace("_", "-"), _HELP.get(f.name)
-            if isinstance(f.default, bool):
-                group.add_argument(flag, action=argparse.BooleanOptionalAction, default=f.default, help=about)
-            else:
-                convert = {"int": int, "float": float}.get(str(f.type), str)
-                group.add_argument(flag, type=convert, default=f.default, help="; ".join(filter(None, (about, f"default: {f.default}"))))
+    add_flags(parser.add_argument_group("server"), ServeArgs, SERVER_HELP, {"tool_call_parser": TOOL_CALL_PARSERS})
+    add_flags(parser.add_argument_group("limits", "the most that a request may have"), ServeLimits, LIMITS_HELP)
 
 
 def serve_args(namespace: argparse.Namespace, engine: EngineArgs) -> ServeArgs:

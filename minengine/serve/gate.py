@@ -46,7 +46,7 @@ class Gate:
             await self.app(scope, _limited(receive, headers, self.state.limits.max_body_bytes), counted)
         except Exception as error:
             if not isinstance(error, ApiError):
-                log.error("minengine: %s", _where(scope, error))
+                log.error("%s", _where(scope, error))
             if not status:  # else the connection is closed midway, which a client sees as the failure that it is
                 await error_response(error)(scope, receive, counted)
         finally:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import socket
 import sys
@@ -16,7 +17,7 @@ from .args import ServeArgs
 from .auth import ApiKeys, is_loopback
 from .state import ServerState
 
-__all__ = ["ServeArgs", "run"]
+__all__ = ["ServeArgs", "longest", "run"]
 
 IDLE_CONNECTION_S = 75  # longer than clients keep theirs in a pool, so that it is they who close
 LAST_BYTES_S = 5  # for answers that have ended, and clients that read slowly, once the engine has nothing left
@@ -29,6 +30,7 @@ def run(args: ServeArgs) -> int:
     Raises:
         ConfigError: the address is taken or is none of this machine's, or the engine or a file of `args` cannot be used.
     """
+    logging.basicConfig(format="minengine: %(message)s")
     if args.api_key_file is not None:
         ApiKeys(args.api_key_file)  # read now too: what is wrong with it, or with the address, is found before a model is loaded
     with _bind(args.host, args.port) as listening:
@@ -37,7 +39,8 @@ def run(args: ServeArgs) -> int:
         _allow_many_files()
         if args.api_key_file is None and not is_loopback(args.host):
             print(f"minengine: host={args.host!r} can be reached by others and no key is asked for; give --api-key-file", file=sys.stderr)
-        config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", ws="none", proxy_headers=False, server_header=False,
+        # Warnings of uvicorn's are about what clients send that is no HTTP, or an upgrade; its errors are about this server.
+        config = uvicorn.Config(app, log_config=None, log_level="error", access_log=False, lifespan="off", ws="none", proxy_headers=False, server_header=False,
                                 timeout_keep_alive=IDLE_CONNECTION_S, timeout_graceful_shutdown=LAST_BYTES_S)
         _Server(config, app.state.server).run(sockets=[listening])
     return 0
@@ -76,11 +79,20 @@ class _Server(uvicorn.Server):
         host, port = sockets[0].getsockname()[:2]
         engine = state.engine.engine_args
         _say(f"{state.model_name} on http://{f'[{host}]' if ':' in host else host}:{port} "
-             f"({state.engine.max_model_len} tokens, {engine.max_num_seqs} requests at once, {state.args.max_num_waiting} waiting)")
+             f"({longest(state.engine)}, {engine.max_num_seqs} requests at once, {state.args.max_num_waiting} waiting)")
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await super().shutdown(sockets)
         await self.state.engine.shutdown()
+
+
+def longest(engine: AsyncLLM) -> str:
+    """How long a request may be, and why not longer where the model has more positions and nobody asked for fewer."""
+    length, positions, args = engine.max_model_len, engine.model_config.max_position_embeddings, engine.engine_args
+    if args.max_model_len is not None or length == positions:
+        return f"{length} tokens"
+    flag = "--kv-cache-memory-bytes" if args.num_gpu_blocks_override is None else "--num-gpu-blocks-override"
+    return f"{length} tokens, the whole cache, of the model's {positions}: {flag} raises it"
 
 
 def _say(what: str) -> None:
