@@ -138,10 +138,16 @@ class Message(_Body):
     tool_calls: Annotated[list[ToolCall], FIRST] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None  # vLLM's newer name for it
     refusal: str | None = None
     annotations: list[Any] | None = None  # these three come back from clients that return a message whole, empty
     audio: None = None
     function_call: None = None
+
+    @property
+    def thought(self) -> str | None:
+        """The assistant's reasoning, under either name."""
+        return self.reasoning_content if self.reasoning_content is not None else self.reasoning
 
 
 class Function(_Body):
