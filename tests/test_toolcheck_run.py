@@ -196,7 +196,7 @@ def test_list_prints_every_case_and_sends_nothing(capsys):
 
 def test_the_command_prints_the_table_and_the_failing_requests(capsys, tmp_path):
     with double(lambda text: (200, {}, [completion(call("gone"))])) as (url, seen):
-        (tmp_path / "key").write_text("secret\n")
+        (tmp_path / "key").write_text("# of Ann\nsecret\nother\n", encoding="utf-8-sig")
         files = ["--api-key-file", str(tmp_path / "key"), "--json", str(tmp_path / "out.json")]
         code = main(["toolcheck", "--base-url", url, "--only", "enums", "--cases", "12", *files])
     out = capsys.readouterr().out
@@ -214,7 +214,7 @@ def test_the_command_prints_the_table_and_the_failing_requests(capsys, tmp_path)
     ("concurrency=0: use 1", ["--concurrency", "0"]),
     ("timeout=0.0: use", ["--timeout", "0"]),
     ("are of a server that it starts", ["--tool-call-parser", "glm"]),
-    ("is empty; write the key", ["--api-key-file", "/dev/null"]),
+    ("holds no key; write one a line", ["--api-key-file", "/dev/null"]),
     ("No such file", ["--json", "/nowhere/x.json", "--cases", "1"]),
 ])
 def test_options_that_cannot_be_are_refused_in_a_sentence(words, flags, capsys):

@@ -26,19 +26,19 @@ SHOWN = 10  # failing cases printed whole; --json has them all
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the subcommand."""
-    parser.add_argument("--base-url", help="an OpenAI-compatible server, e.g. http://127.0.0.1:8000/v1 (default: start one of its own)")
-    parser.add_argument("--model", help="the name to ask for (default: the first listed), or what its own server loads (default: smollm2)")
-    parser.add_argument("--api-key-file", type=Path, help="a file whose first line is the key")
-    parser.add_argument("--tool-call-parser", choices=("glm", "llama"), help="of its own server")
+    parser.add_argument("--base-url", metavar="URL", help="an OpenAI-compatible server, e.g. http://127.0.0.1:8000/v1 (default: start one of its own)")
+    parser.add_argument("--model", metavar="NAME", help="the name to ask for (default: the first listed), or what its own server loads (default: smollm2)")
+    parser.add_argument("--api-key-file", type=Path, metavar="FILE", help="one key a line, as the server's own; the first one is sent (default: none)")
+    parser.add_argument("--tool-call-parser", choices=("glm", "llama"), help="of its own server (default: by its model)")
     parser.add_argument("--serve-flags", default="", metavar="FLAGS", help="more flags for its own server, as one text")
     parser.add_argument("--only", metavar="CATEGORY,...", help=f"of {', '.join(CATEGORIES)} (default: all)")
-    parser.add_argument("--cases", type=int, help="so many, spread evenly (default: all)")
-    parser.add_argument("--seed", type=int, default=0, help="of the sampled cases (default: 0)")
+    parser.add_argument("--cases", type=int, metavar="N", help="so many, spread evenly (default: all)")
+    parser.add_argument("--seed", type=int, metavar="N", default=0, help="of the sampled cases (default: 0)")
     parser.add_argument("--list", action="store_true", help="print every case and what it checks, and send nothing")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every verdict, and the failing requests and answers")
-    parser.add_argument("--concurrency", type=int, default=8, help="requests at a time (default: 8)")
-    parser.add_argument("--max-tokens", type=int, default=160, help="of an answer, where the case does not say (default: 160)")
-    parser.add_argument("--timeout", type=float, default=120.0, help="seconds for one answer (default: 120)")
+    parser.add_argument("--concurrency", type=int, metavar="N", default=8, help="requests at a time (default: 8)")
+    parser.add_argument("--max-tokens", type=int, metavar="N", default=160, help="of an answer, where the case does not say (default: 160)")
+    parser.add_argument("--timeout", type=float, metavar="S", default=120.0, help="seconds for one answer (default: 120)")
 
 
 def toolcheck(args: argparse.Namespace) -> int:
@@ -60,9 +60,7 @@ def toolcheck(args: argparse.Namespace) -> int:
 def _run(args: argparse.Namespace, cases: Sequence[Case]) -> int:
     if importlib.util.find_spec("jsonschema") is None:
         raise ValueError("jsonschema is missing, and arguments are judged by it; install it with `pip install 'minengine[serve]'`")
-    lines = args.api_key_file.read_text(encoding="utf-8").split() if args.api_key_file else []
-    if args.api_key_file and not lines:
-        raise ValueError(f"api_key_file={args.api_key_file}: is empty; write the key into its first line")
+    key = _first_key(args.api_key_file) if args.api_key_file else None
     if args.json:
         args.json.touch()  # what cannot be written is known before the run, not after it
     flags = [*shlex.split(args.serve_flags), *(["--tool-call-parser", args.tool_call_parser] if args.tool_call_parser else [])]
@@ -70,7 +68,7 @@ def _run(args: argparse.Namespace, cases: Sequence[Case]) -> int:
         raise ValueError("tool_call_parser, serve_flags: are of a server that it starts; leave them out beside --base-url")
     server = contextlib.nullcontext(args.base_url) if args.base_url else own_server(args.model or "smollm2", flags)
     with server as url:
-        client = Client(url, lines[0] if lines else None, args.timeout)
+        client = Client(url, key, args.timeout)
         names = client.models()
         model = args.model if args.base_url and args.model else names[0]
         if model not in names:
@@ -88,6 +86,15 @@ def _run(args: argparse.Namespace, cases: Sequence[Case]) -> int:
         command = f"minengine toolcheck --seed {args.seed} --max-tokens {args.max_tokens}" + (f" --serve-flags={shlex.quote(shlex.join(flags))}" if flags else "")
         save(args.json, outcomes, model=model, flags=flags, seed=args.seed, max_tokens=args.max_tokens, **run_facts(command))
     return 1 if failed else 0
+
+
+def _first_key(path: Path) -> str:
+    """Of a file as `minengine serve` takes it: one key a line, `#` begins a comment line."""
+    lines = map(str.strip, path.read_text(encoding="utf-8-sig").splitlines())
+    key = next((line for line in lines if line and not line.startswith("#")), None)
+    if key is None:
+        raise ValueError(f"api_key_file={path}: holds no key; write one a line")
+    return key
 
 
 class _Progress:
