@@ -136,7 +136,7 @@ CASES = {
     "root closed": {"type": "object", "properties": {}, "additionalProperties": False},
     "root by pattern": {"type": "object", "patternProperties": {"^x+$": STRING}}, "root enum": {"enum": [{"a": 1, "b": "x"}, {}]},
     "optional": {"type": "object", "properties": {"a": STRING, "b": INTEGER, "c c": {"type": "boolean"}}},
-    "remarks": argument({"type": "string", "title": "t", "default": "x", "nullable": True, "format": "unheard-of"}),
+    "remarks": argument({"type": "string", "title": "t", "default": "x", "nullable": True}),
     **{name: argument({"type": "string", "format": name}) for name in ("date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6",
     "uuid", "uri", "json-pointer", "relative-json-pointer")},
 }
@@ -149,7 +149,7 @@ REFUSED = {
     "dependentRequired": {"type": "object", "properties": {"q": INTEGER, "r": STRING}, "dependentRequired": {"q": ["r"]}},
     "unevaluatedProperties": {"type": "object", "unevaluatedProperties": False}, "multipleOf": {"type": "number", "multipleOf": 0.5},
     "multipleOf ": {"type": "integer", "multipleOf": 3, "minimum": 10}, "minLength": {"type": "string", "pattern": "^a+$", "minLength": 3},
-    "maxLength": {"type": "string", "format": "date", "maxLength": 3}, "pattern": {"type": "string", "pattern": "a^b"},
+    "format": {"type": "string", "format": "unheard-of"}, "maxLength": {"type": "string", "format": "date", "maxLength": 3}, "pattern": {"type": "string", "pattern": "a^b"},
     "pattern ": {"type": "string", "format": "date", "pattern": "^2"},
     "oneOf": {"oneOf": [INTEGER, NUMBER]}, "oneOf ": {"oneOf": [{"type": "object", "properties": {"x": INTEGER}},
     {"type": "object", "properties": {"x": INTEGER}}]}, "$ref": {"$ref": "https://example.org/schema"}, "$ref ": {"$ref": "#/$defs/nowhere"},
@@ -202,6 +202,16 @@ def test_what_only_glm_cannot_hold(schema, place):
     structural_tag("llama", [tool(argument(schema), strict=True)])
     with pytest.raises(RequestError, match=rf"^tools\[0\]\.function\.parameters\.properties\.a\.{place}: "):
         structural_tag("glm", [tool(argument(schema), strict=True)])
+
+
+def test_values_that_glm_cannot_write_are_left_out_and_no_other_is_a_refusal(compiler):
+    some, none = {"enum": ["</arg_value>", "b"]}, {"enum": ["</arg_value>", "a</arg_value>"]}
+    tag = structural_tag("glm", [tool(argument(some))], "required")
+    assert accepts(compiler, tag, format_tool_call("glm", "f", {"a": "b"})) and not accepts(compiler, tag, format_tool_call("glm", "f", {"a": "c"}))
+    for strict in ({}, {"strict": True}):
+        with pytest.raises(RequestError, match=r"properties\.a\.enum: has a value with '</arg_value>', which the format cannot hold; leave it out$"):
+            structural_tag("glm", [tool(argument(none), **strict)])
+    structural_tag("glm", [tool(argument(none), strict=False)])
 
 
 @pytest.mark.parametrize("schema, place", [(argument(STRING, maxProperties=0), "maxProperties"),
@@ -263,7 +273,8 @@ def test_choices(compiler, format):
     expected = {  # text: by auto, required, none, named
         "hello": (True, False, True, False), call: (True, True, False, False), other: (True, True, False, True),
         f"so {call}": (True, False, False, False), f"{call}\n{other}": (True, True, False, False), stray: (False, False, False, False),
-            f"{call} {stray}": (False, False, False, False),
+            f"{call} {stray}": (False, False, False, False), call + other: (True, True, False, False), f"{call} done": (True, False, False, False),
+            f"{call}\n": (True, False, False, False), f"{call}\n\n{other}": (True, False, False, False), f"\n{call}": (True, False, False, False),
     }
     for text, wanted in expected.items():
         got = tuple(accepts(compiler, structural_tag(format, TOOLS, choice), text) for choice in ("auto", "required", "none", named))

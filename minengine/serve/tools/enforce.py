@@ -24,6 +24,7 @@ class Fault:
 
     place: str  # where it stands, as in "properties.a.uniqueItems"
     reason: str
+    hopeless: bool = False  # no value that the format can write would be right
 
 
 _COMBINED = ("$ref", "allOf", "anyOf", "oneOf")
@@ -62,8 +63,8 @@ class _Writer:
         self.defined: dict[str, Any] = {}
         self.names: dict[str, str] = {}  # by reference
 
-    def fault(self, path: str, keyword: str, reason: str) -> None:
-        self.faults.append(Fault(f"{path}.{keyword}".strip("."), reason))
+    def fault(self, path: str, keyword: str, reason: str, hopeless: bool = False) -> None:
+        self.faults.append(Fault(f"{path}.{keyword}".strip("."), reason, hopeless))
 
     def node(self, schema: Any, path: str) -> dict[str, Any]:
         if not isinstance(schema, Mapping):
@@ -148,14 +149,14 @@ class _Writer:
             self.fault(path, "pattern", f"stands beside {keyword}; leave it out")
         check = Check(self.root)
         values = [value for value in schema.get("enum", [schema.get("const")]) if check.holds(schema, value)]
-        if self.tags and any("</arg_value>" in text for value in values for text in _texts(value)):
-            self.fault(path, keyword, "has a value with '</arg_value>', which the format cannot hold; leave it out")
-            values = []
+        held = [value for value in values if not (self.tags and any("</arg_value>" in text for text in _texts(value)))]
+        if len(held) < len(values):
+            self.fault(path, keyword, "has a value with '</arg_value>', which the format cannot hold; leave it out", hopeless=not held)
         elif any(not -(1 << 63) <= number < 1 << 63 for value in values for number in _integers(value)):
             self.fault(path, keyword, "has an integer beyond 64 bits, which a grammar would round; leave it out")
         elif not values:
             self.fault(path, keyword, "has no value that the rest of its schema allows; change either")
-        return {"enum": values} if values else {}
+        return {"enum": held} if held else {}
 
     def branches(self, schema: Mapping[str, Any], path: str) -> dict[str, Any]:
         keyword = "anyOf" if "anyOf" in schema else "oneOf"
@@ -236,8 +237,10 @@ class _Writer:
     def of_string(self, own: dict[str, Any], path: str) -> dict[str, Any]:
         lengths = {keyword: own[keyword] for keyword in ("minLength", "maxLength") if keyword in own}
         shape = {}
-        if own.get("format") in FORMAT_PATTERNS:  # others are but remarks
+        if own.get("format") in FORMAT_PATTERNS:
             shape = {"pattern": FORMAT_PATTERNS[own["format"]]}
+        elif "format" in own:
+            self.fault(path, "format", f"{own['format'][:40]!r} is none that a grammar knows; use one of {', '.join(FORMAT_PATTERNS)}, or a pattern")
         if "pattern" in own:
             if shape:
                 self.fault(path, "pattern", "stands beside a format; use one of the two")

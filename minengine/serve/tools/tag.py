@@ -3,6 +3,8 @@
 What is changed in it, each from texts that the unchanged one accepts:
 
 - The schemas, by `enforce`: whatever it accepts satisfies the declared schema of a strict tool.
+- Required calls: behind one there is another one, after at most a line's end as GLM's templates write it, or the end of the answer. Text
+  there could go on until the answer is cut.
 - GLM: the arguments, by `glm_tag`: no white space around tags and values, and no `</arg_value>` in any value, nor in the JSON of one.
 - Llama: text between calls holds no `"parameters"` and no `"arguments"`, and `{"name"` begins a call: the parser would take an
   object with them for a call, whose arguments no schema would hold.
@@ -13,7 +15,7 @@ from typing import Any, Mapping, Sequence
 
 from ...request import RequestError
 from .enforce import enforceable
-from .glm_tag import arguments_format
+from .glm_tag import arguments_format, either
 from .parser import FORMATS
 from .shape import check_json_schema, check_tools
 
@@ -22,6 +24,7 @@ __all__ = ["held_schema", "structural_tag"]
 _BUILDERS = {"glm": "glm_4_7", "llama": "llama"}
 _REASONING = {True: "enabled", False: "disabled", None: "auto"}
 _LLAMA_OPENER, _LLAMA_ARGUMENTS = '{"name"', ['"parameters"', '"arguments"']
+_LINE_END = {"type": "optional", "content": {"type": "const_string", "value": "\n"}}
 
 
 def structural_tag(format: str, tools: Sequence[Mapping[str, Any]] | None, tool_choice: str | Mapping[str, Any] = "auto",
@@ -32,7 +35,7 @@ def structural_tag(format: str, tools: Sequence[Mapping[str, Any]] | None, tool_
     can, and the parser marks what is still wrong; with false, arguments are any JSON object. A tool without `parameters` takes none.
 
     Args:
-        tool_choice: "none" lets no call be written, "required" text only after the first call, a named one nothing but its call.
+        tool_choice: "none" lets no call be written, "required" nothing but calls, a named one nothing but its call.
         parallel_tool_calls: False ends the answer behind the first call.
         reasoning: as the parser's. Llama's format has none.
 
@@ -77,16 +80,17 @@ def held_schema(schema: Mapping[str, Any], place: str, switch: str, *, strict: b
         tags, arguments: as `enforceable` takes them.
 
     Raises:
-        RequestError: it is no schema, or a strict one that cannot be enforced.
+        RequestError: it is no schema, a strict one that cannot be enforced, or one that no text of the format satisfies.
     """
     check_json_schema(schema, place)
     try:
         held, faults = enforceable(schema, tags, arguments)
     except RecursionError as error:  # branches whose difference lies in themselves, or very deep ones
         raise RequestError(f"{place}: refers to itself or nests too deep; make it flatter, or set {switch} to false") from error
-    if faults and strict:
-        reason = faults[0].reason if ";" in faults[0].reason else f"{faults[0].reason}; leave it out"
-        raise RequestError(f"{f'{place}.{faults[0].place}'.rstrip('.')}: {reason}, or set {switch} to false")
+    fault = next((one for one in faults if strict or one.hopeless), None)
+    if fault is not None:
+        reason = fault.reason if ";" in fault.reason else f"{fault.reason}; leave it out"
+        raise RequestError(f"{f'{place}.{fault.place}'.rstrip('.')}: {reason}" + ("" if fault.hopeless else f", or set {switch} to false"))
     return held
 
 
@@ -126,3 +130,9 @@ def _sharpen(node: Any, format: str) -> None:
             node["triggers"] = [_LLAMA_OPENER]
     for part in node.values():
         _sharpen(part, format)
+    if kind == "triggered_tags" and node["at_least_one"]:
+        calls = either(node["tags"])
+        further = {"type": "star", "content": {"type": "sequence", "elements": [_LINE_END, calls]}}
+        replaced = calls if node["stop_after_first"] else {"type": "sequence", "elements": [calls, further]}
+        node.clear()
+        node.update(replaced)
