@@ -10,7 +10,7 @@ from typing import Any, Iterator, Mapping
 
 from .glm import KEY, KEY_END, VALUE, VALUE_END, format_arguments
 
-__all__ = ["arguments_format"]
+__all__ = ["arguments_format", "either"]
 
 _FREE_KEY = "^[A-Za-z_][A-Za-z0-9_.-]*$"
 
@@ -36,7 +36,7 @@ def arguments_format(schema: Mapping[str, Any]) -> dict[str, Any]:
             name = _value(node["propertyNames"], defined) if "propertyNames" in node else {"type": "regex", "pattern": _FREE_KEY}
             repeated = "plus" if node.get("minProperties") else "star"
             wholes.append({"type": repeated, "content": _argument(name, {} if extra is True else extra, defined)})
-    return _either(wholes)
+    return either(wholes)
 
 
 def _argument(name: dict[str, Any], schema: Mapping[str, Any], defined: Mapping[str, Any]) -> dict[str, Any]:
@@ -62,7 +62,7 @@ def _value(schema: Mapping[str, Any], defined: Mapping[str, Any]) -> dict[str, A
     if others:
         json_schema = {**(others[0] if len(others) == 1 else {"anyOf": others}), **({"$defs": dict(defined)} if defined else {})}
         texts.append({"type": "json_schema", "json_schema": json_schema, "style": "json", "max_whitespace_cnt": 2, "excludes": [VALUE_END]})
-    return _either(texts)
+    return either(texts)
 
 
 def _alternatives(schema: Mapping[str, Any], defined: Mapping[str, Any], seen: frozenset[str]) -> Iterator[Mapping[str, Any]]:
@@ -85,5 +85,6 @@ def _sequence(parts: list[dict[str, Any]]) -> dict[str, Any]:
     return {"type": "sequence", "elements": parts} if parts else _constant("")
 
 
-def _either(parts: list[dict[str, Any]]) -> dict[str, Any]:
+def either(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """One of several formats."""
     return parts[0] if len(parts) == 1 else {"type": "or", "elements": parts}
