@@ -50,7 +50,7 @@ def check_json_schema(schema: Any, place: str) -> None:
         if isinstance(schema, bool):
             continue
         if not isinstance(schema, Mapping):
-            raise RequestError(f"{place}={schema!r}: not a JSON schema; use an object, true or false")
+            raise RequestError(f"{place}: is no JSON schema; use an object, true or false")
         for keyword, value in schema.items():
             fits, remedy = _SHAPES.get(keyword, (None, None))
             if fits and not fits(value):
