@@ -88,9 +88,10 @@ def _add_options(parser: argparse.ArgumentParser, **defaults: Any) -> None:
     sampling = parser.add_argument_group("sampling")
     for name, kind in _SAMPLING.items():
         default = defaults.get(name, getattr(SamplingParams(), name))
-        sampling.add_argument("--" + name.replace("_", "-"), type=kind, default=default, help=f"default: {default}")
+        sampling.add_argument("--" + name.replace("_", "-"), type=kind, default=default, metavar="N" if kind is int else "X",
+                              help=f"default: {'another each time' if default is None else default}")
     sampling.add_argument("--stop", action="append", help="end before this text; may be given more than once")
-    sampling.add_argument("--ignore-eos", action="store_true")
+    sampling.add_argument("--ignore-eos", action="store_true", help="go on where the model would end")
     add_engine_flags(parser)
 
 
