@@ -89,7 +89,7 @@ def _add_options(parser: argparse.ArgumentParser, **defaults: Any) -> None:
     for name, kind in _SAMPLING.items():
         default = defaults.get(name, getattr(SamplingParams(), name))
         sampling.add_argument("--" + name.replace("_", "-"), type=kind, default=default, metavar="N" if kind is int else "X",
-                              help=f"default: {'another each time' if default is None else default}")
+                              help=f"default: {'one for each answer, the same in every run' if default is None else default}")
     sampling.add_argument("--stop", action="append", help="end before this text; may be given more than once")
     sampling.add_argument("--ignore-eos", action="store_true", help="go on where the model would end")
     add_engine_flags(parser)
