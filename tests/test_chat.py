@@ -4,7 +4,6 @@ import socket
 import subprocess
 from contextlib import contextmanager
 
-import jsonschema
 import pytest
 
 pytest.importorskip("fastapi", reason="the server's packages are missing; run: pip install 'minengine[serve]'")
@@ -180,21 +179,6 @@ def test_reasoning_stands_beside_the_content(tmp_path):
         assert not choice["message"]["reasoning_content"].startswith("{"), "a schema leaves reasoning free"
 
 
-# --- response_format ----------------------------------------------------------------------------------------------------------------
-
-@pytest.mark.parametrize("schema", [
-    {"type": "object", "properties": {"a": {"enum": [1, 2, "x"], "type": "string"}}, "required": ["a"]},
-    {"allOf": [{"type": "object", "properties": {"a": {"type": "boolean"}}}, {"required": ["a"]}]},
-    {"anyOf": [{"type": "integer"}, {"type": "boolean"}], "minimum": 7, "maximum": 8},
-])
-def test_what_the_grammar_library_would_pass_over_holds_too(served, schema):
-    asked = {**GREEDY, "max_tokens": 40, "temperature": 2, "seed": 0, "n": 8, "response_format": {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": schema}}}
-    answers = [json.loads(choice["message"]["content"]) for choice in served.post(CHAT, asked).json()["choices"]]
-    assert len(answers) == 8
-    for answer in answers:
-        jsonschema.validate(answer, schema)
-
-
 # --- bad input ----------------------------------------------------------------------------------------------------------------------
 
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
@@ -227,8 +211,14 @@ SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type":
     ({"presence_penalty": -1}, "presence_penalty", "leave it out"),
     ({"logit_bias": {"7": 5}}, "logit_bias", "leave it out"),
     ({"modalities": ["text", "audio"]}, "modalities", "leave it out"),
-    ({"functions": [{"name": "f"}]}, "functions", "leave it out"),
-    ({"function_call": "auto"}, "function_call", "leave it out"),
+    ({"functions": [{"name": "f"}]}, "functions", "use tools"),
+    ({"function_call": "auto"}, "function_call", "use tool_choice"),
+    ({"guided_json": {"type": "object"}}, "guided_json", "use structured_outputs.json"),
+    ({"guided_regex": "a+"}, "guided_regex", "use structured_outputs.regex"),
+    ({"guided_choice": ["a"]}, "guided_choice", "use structured_outputs.choice"),
+    ({"guided_grammar": "root ::= \"a\""}, "guided_grammar", "use structured_outputs.grammar"),
+    ({"grammar": "root ::= \"a\""}, "grammar", "use structured_outputs.grammar"),
+    ({"json_schema": {"type": "object"}}, "json_schema", "use structured_outputs.json"),
     ({"min_tokens": 5}, "min_tokens", "ignore_eos"),
     ({"stream": False, "stream_options": {"include_usage": True}}, "stream_options", "stream=true"),
     ({"return_timeline": True, "n": 2}, "return_timeline", "n=1"),
@@ -242,7 +232,12 @@ SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type":
     ({"tools": [ADD], "tool_choice": "always"}, "tool_choice", "'required'"),
     ({"tools": [ADD], "tool_choice": {"type": "function", "function": {"name": "sub"}}}, "tool_choice.function.name", "no tool of this request"),
     ({"tool_choice": "required"}, "tool_choice", "send tools"),
-    ({"tools": [ADD], "response_format": SCHEMA}, "response_format", "leave one out"),
+    ({"tools": [ADD], "response_format": {"type": "json_object"}}, "response_format", "declare its properties, or send no tools"),
+    ({"tools": [ADD], "structured_outputs": {"regex": "a"}}, "structured_outputs", "or send tool_choice='none'"),
+    ({"structured_outputs": {"json": {"type": "array", "uniqueItems": True}}}, "structured_outputs.json.uniqueItems", "cannot be enforced by a grammar; leave it out"),
+    ({"structured_outputs": {"json": "false"}}, "structured_outputs.json", "allows nothing"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": {"type": "string", "format": "phone"}}}},
+     "response_format.json_schema.schema.format", "'phone' is none that a grammar knows; use one of date,"),
     ({"structured_outputs": {"regex": "a"}, "response_format": SCHEMA}, "structured_outputs", "leave one out"),
     ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs", "exactly one"),
     ({"structured_outputs": {}}, "structured_outputs", "exactly one"),
@@ -325,6 +320,16 @@ def test_a_fault_in_midstream_is_told_and_logged(served, monkeypatch, caplog):
     *chunks, last = events(served.post(CHAT, {**GREEDY, "stream": True}).text)
     assert len(chunks) == 3 and last["error"]["code"] == "internal_error" and "nonsense" not in last["error"]["message"]
     served.wait_until(lambda stats: stats.num_running == 0 and stats.kv_cache_usage == 0 and "failed with AttributeError" in caplog.text)
+
+
+def test_more_choices_than_the_server_can_ever_hold_are_refused_at_once():
+    with server("smollm2", max_num_waiting=1, max_num_seqs=2) as small:
+        answer = small.post(CHAT, {**GREEDY, "n": 4})
+        assert answer.status_code == 400 and answer.json()["error"]["param"] == "n" and "the server holds 3" in answer.json()["error"]["message"]
+        answer = small.post("/v1/completions", {"prompt": ["a", "b"], "n": 2})
+        assert answer.status_code == 400 and "n=2: asks for 4 answers, 2 to each of 2 in prompt, and" in answer.json()["error"]["message"]
+        answer = small.post("/v1/completions", {"prompt": ["a"] * 4})
+        assert answer.status_code == 400 and answer.json()["error"]["param"] == "prompt"
 
 
 def test_an_answer_that_outgrows_the_pool_says_so():

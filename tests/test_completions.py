@@ -11,6 +11,7 @@ from serving import server  # noqa: E402
 from minengine.request import CompletionOutput, RequestOutput, Timeline  # noqa: E402
 from minengine.serve.choices import Choice, Usage, pieces  # noqa: E402
 from minengine.serve.errors import ApiError  # noqa: E402
+from minengine.tokenizer import Tokenizer  # noqa: E402
 
 COMPLETIONS = "/v1/completions"
 GREEDY = {"prompt": "The capital of France is", "temperature": 0, "max_tokens": 8}
@@ -96,6 +97,18 @@ def test_logprobs_stand_side_by_side(served):
     assert all(len(top) == 3 and top[token] == logprob == max(top.values())
                for top, token, logprob in zip(logprobs["top_logprobs"], logprobs["tokens"], logprobs["token_logprobs"]))
     assert streamed(served.post(COMPLETIONS, {**options, "stream": True}))[0] == [choice]
+
+
+def test_a_prompt_too_long_for_any_tokens_is_not_tokenized(served, monkeypatch):
+    monkeypatch.setattr(Tokenizer, "encode", lambda *_: pytest.fail("it was tokenized"))
+    error = served.post(COMPLETIONS, {**GREEDY, "prompt": "ab " * 300_000}).json()["error"]
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt") and "tokens at the least" in error["message"]
+
+
+def test_a_prompt_is_raw(served):
+    both = [{**GREEDY, "prompt": prompt, "echo": True} for prompt in ("<|im_start|>user\nHi<|im_end|>\n", ids(served, "<|im_start|>user\nHi<|im_end|>\n"))]
+    one, other = (served.post(COMPLETIONS, body).json() for body in both)
+    assert one["usage"]["prompt_tokens"] == other["usage"]["prompt_tokens"] == 6 and one["choices"] == other["choices"]
 
 
 def test_an_echo_repeats_the_prompt(served):

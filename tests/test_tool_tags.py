@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from minengine.request import RequestError
-from minengine.serve.tools import FORMATS, format_tool_call, parse_tool_calls, structural_tag
+from minengine.serve.tools import FORMATS, format_tool_call, held_schema, json_beside_calls, parse_tool_calls, structural_tag
 from minengine.serve.tools.combine import Conflict, merge
 from minengine.serve.tools.enforce import enforceable
 from minengine.serve.tools.pattern import plain_pattern
@@ -229,6 +229,14 @@ def test_a_schema_without_a_grammar_is_refused(schema):
         structural_tag("llama", [tool(schema, strict=True)])
 
 
+def test_where_every_schema_holds_none_is_told_to_be_less_strict():
+    for schema, says in (({"type": "array", "uniqueItems": True}, "s.uniqueItems: cannot be enforced by a grammar; leave it out$"), (False, "s=false: allows nothing"),
+                         ({"type": "string", "format": "iso-8601"}, "s.format: 'iso-8601' is none that a grammar knows; use one of date, ")):
+        with pytest.raises(RequestError, match=f"^{says}"):
+            held_schema(schema, "s", None, strict=True, arguments=False)
+    assert held_schema(True, "s", None, strict=True, arguments=False) == {}
+
+
 def test_branches_that_differ_in_themselves_alone_are_refused():
     loops = {name: {"type": "object", "properties": {"k": {"$ref": f"#/$defs/{name}"}}, "required": ["k"]} for name in "xy"}
     with pytest.raises(RequestError, match=r"^tools\[0\]\.function\.parameters: refers to itself"):
@@ -283,6 +291,35 @@ def test_choices(compiler, format):
         tag = structural_tag(format, TOOLS, choice, parallel_tool_calls=False)
         assert accepts(compiler, tag, call) and not accepts(compiler, tag, call + other) and not accepts(compiler, tag, call + "\n")
     assert structural_tag(format, []) is None and structural_tag(format, None, "none") is None
+
+
+PERSON = {"type": "object", "properties": {"name": STRING, "age": INTEGER}, "required": ["name"], "additionalProperties": False}
+ANY_OBJECT = {"type": "object", "additionalProperties": True}
+
+
+@pytest.mark.parametrize("format, schema", [*((format, PERSON) for format in FORMATS), ("glm", ANY_OBJECT), ("glm", {})])
+def test_json_beside_calls_is_read_as_one_or_the_other(compiler, format, schema):
+    form = {"type": "or", "elements": [json_beside_calls(format, schema, "s"), structural_tag(format, TOOLS, "required")["format"]]}
+    tag, found = {"type": "structural_tag", "format": form}, 0
+    for text, wanted in {'{"name": "Bob"}': True, CALL[format]: True, f"{CALL[format]}\n{OTHER[format]}": True, "hello": False, UNDECLARED["glm"]: False,
+                         '{"name": "<tool_call>f"}': format == "llama", '{"<tool_call>": 1}': False, f'{{"name": "Bob"}}{CALL[format]}': False}.items():
+        assert accepts(compiler, tag, text) == wanted, text
+    compiled = compiler.compile_structural_tag(json.dumps(tag))
+    for text in filter(None, (walk(compiled, seed) for seed in range(40))):
+        content, calls = parse_tool_calls(text, format, TOOLS, False)
+        assert not any("error" in call for call in calls) and (not content.strip() if calls else jsonschema.validate(json.loads(content), schema) is None), text
+        found += not calls
+    assert found
+
+
+@pytest.mark.parametrize("format, schema, says", [
+    ("llama", ANY_OBJECT, "s: leaves names free"), ("llama", {}, "s: leaves names free"), ("llama", {"type": "array"}, "s: leaves names free"),
+    ("llama", {"anyOf": [PERSON, {"$ref": "#/$defs/d0"}], "$defs": {"d0": ANY_OBJECT}}, "s: leaves names free"),
+    ("llama", argument(STRING, properties={"parameters": STRING}), 's: asks for "parameters"'), ("glm", {"enum": ["<tool_call>"]}, "s: asks for <tool_call>"),
+])
+def test_json_that_may_read_as_a_call_is_refused_beside_calls(format, schema, says):
+    with pytest.raises(RequestError, match=f"^{says}.*; .*or send no tools$"):
+        json_beside_calls(format, schema, "s")
 
 
 def test_text_of_llama_holds_nothing_that_reads_as_a_call(compiler):

@@ -9,14 +9,27 @@ from uuid import uuid4
 from starlette.requests import Request
 from starlette.types import Send
 
-from ..request import RequestOutput, SamplingParams
+from ..request import RequestError, RequestOutput, SamplingParams
 from .choices import Choice, Piece, Usage, pieces, timeline
 from .limits import ServeLimits, check_count
 from .protocol import GenerationRequest
 from .sse import EngineResponse, json_bytes, send_events, send_json
 from .state import ServerState
 
-__all__ = ["Answer", "session_id"]
+__all__ = ["Answer", "check_choices", "session_id"]
+
+
+def check_choices(body: GenerationRequest, server: ServerState) -> None:
+    """
+    Raises:
+        RequestError: the request has more choices than the engine can hold at all; waiting would not help.
+    """
+    count, n = body.num_choices, body.n or 1
+    capacity = server.engine.engine_args.max_num_seqs + server.engine.max_num_waiting
+    if count > capacity:
+        field, each = (f"n={n}", f", {n} to each of {count // n} in prompt," if count > n else "") if n > 1 else ("prompt", "")
+        raise RequestError(f"{field}: asks for {count} answers{each} and the server holds {capacity}, running and waiting; send fewer in a request")
+
 
 def session_id(request: Request, limits: ServeLimits) -> str | None:
     """What the header X-Session-Id says: requests that share it belong together."""

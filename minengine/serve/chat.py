@@ -6,7 +6,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from ..request import RequestError
-from .answer import Answer, session_id
+from .answer import Answer, check_choices, session_id
 from .body import JsonRoute
 from .choices import Choice, Piece
 from .limits import check_count
@@ -25,13 +25,17 @@ router = APIRouter(route_class=JsonRoute)
 
 @router.post("/v1/chat/completions", response_model=None, responses=ANSWERS)
 async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:
-    """Answer a conversation, whole or as server-sent events."""
+    """Answer a conversation, whole or as server-sent events.
+
+    A `stop` string ends an answer wherever it comes, also inside a tool call under a grammar: what there is of the call is content then.
+    """
     server: ServerState = request.app.state.server
     server.check_model(body.model)
     body.check(server.limits)
+    check_choices(body, server)
     check_tool_fields(body, server.limits)
     logprobs = _top_logprobs(body, server)
-    prompt = await server.prompts.prompt(body)
+    prompt = await server.prompts.prompt(body, server.engine.max_model_len)
     max_tokens = body.room("messages", _max_tokens_field(body), len(prompt.token_ids), server.engine.max_model_len)
     structured = await chat_structure(body, server, reasoning=prompt.reasoning)
     params = body.sampling_params(max_tokens=max_tokens, logprobs=logprobs, structured=structured)

@@ -1,4 +1,8 @@
-"""`POST /v1/completions`: text in, text on. Prompts may be token ids, and several."""
+"""`POST /v1/completions`: text in, text on. Prompts may be token ids, and several.
+
+A prompt is raw, as it is for vLLM: a control token that is written out in it is one, for who continues a text may write a template by hand.
+Text from others belongs into a chat's messages, where it stays text.
+"""
 from __future__ import annotations
 
 import asyncio
@@ -7,8 +11,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from ..request import RequestError
-from ..tokenizer import Tokenizer
-from .answer import Answer, session_id
+from .answer import Answer, check_choices, session_id
 from .body import JsonRoute
 from .choices import Choice, Piece
 from .limits import check_count
@@ -32,9 +35,10 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     server: ServerState = request.app.state.server
     server.check_model(body.model)
     body.check(server.limits)
+    check_choices(body, server)
     _check(body, server)
-    structured = None if body.structured_outputs is None else extension(body.structured_outputs, server.limits)
-    prompts = [await _token_ids(prompt, server.engine.tokenizer) for prompt in body.prompt]
+    structured = None if body.structured_outputs is None else await extension(body.structured_outputs, server.limits)
+    prompts = [await _token_ids(prompt, server) for prompt in body.prompt]
     room = [body.room("prompt", "max_tokens", len(ids), server.engine.max_model_len, DEFAULT_MAX_TOKENS) for ids in prompts]
     params = [body.sampling_params(max_tokens=tokens, logprobs=body.logprobs, structured=structured) for tokens in room]
     choices = [Choice(index, logprobs=None if body.logprobs is None else CompletionLogprobs()) for index in range(body.num_choices)]
@@ -54,11 +58,13 @@ def _check(body: CompletionRequest, server: ServerState) -> None:
         raise RequestError("echo=true: the prompt's own log-probabilities are not kept; leave out echo or logprobs")
 
 
-async def _token_ids(prompt: str | list[int], tokenizer: Tokenizer | None) -> list[int]:
+async def _token_ids(prompt: str | list[int], server: ServerState) -> list[int]:
     if not isinstance(prompt, str):
         return prompt
+    tokenizer = server.engine.tokenizer
     if tokenizer is None:
         raise RequestError("prompt: this model has no tokenizer; send token ids")
+    server.prompts.check_length(prompt, "prompt", server.engine.max_model_len)
     return await asyncio.to_thread(tokenizer.encode, prompt) if len(prompt) > LONG_TEXT else tokenizer.encode(prompt)
 
 

@@ -1,7 +1,8 @@
 """What `/v1/chat/completions` and `/v1/completions` take: OpenAI's fields, and vLLM's extensions under vLLM's names.
 
 A field is one of four things: done; without meaning for a server of one model (`IGNORED`: taken and left alone); something that
-this engine does not do (`NEUTRAL`: taken only with the value that asks for nothing); or unknown, and refused.
+this engine does not do (`NEUTRAL`: taken only with the value that asks for nothing); or unknown, and refused (with the name that does the
+same here, where there is one: `ELSEWHERE`).
 """
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
+from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import PydanticCustomError
 
 from ..request import RequestError, SamplingParams, StructuredOutputsParams
@@ -174,6 +176,13 @@ class ResponseFormat(_Body):
     json_schema: JsonSchema | None = None
 
 
+ELSEWHERE = {  # fields of other servers and other times, and what does the same here
+    "guided_json": "structured_outputs.json", "guided_regex": "structured_outputs.regex", "guided_choice": "structured_outputs.choice",
+    "guided_grammar": "structured_outputs.grammar", "json_schema": "structured_outputs.json", "grammar": "structured_outputs.grammar",
+    "functions": "tools", "function_call": "tool_choice",
+}
+
+
 class StructuredOutputs(_Body):
     """vLLM's extension; exactly one is set."""
 
@@ -212,6 +221,14 @@ class GenerationRequest(_Body):
     # this server's
     return_timeline: bool | None = None
 
+    # ELSEWHERE, below: other servers' names
+    guided_json: SkipJsonSchema[Any] = None
+    guided_regex: SkipJsonSchema[Any] = None
+    guided_choice: SkipJsonSchema[Any] = None
+    guided_grammar: SkipJsonSchema[Any] = None
+    json_schema: SkipJsonSchema[Any] = None
+    grammar: SkipJsonSchema[Any] = None
+
     # NEUTRAL, below
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
@@ -226,6 +243,9 @@ class GenerationRequest(_Body):
         Raises:
             RequestError: a field asks for something that this engine would have to ignore, or for more than the server gives.
         """
+        for name, instead in ELSEWHERE.items():
+            if getattr(self, name, None):
+                raise RequestError(f"{name}: goes by another name here; use {instead}")
         for name, neutral in self.neutral().items():
             value = getattr(self, name)
             if value is not None and value not in neutral:
@@ -296,13 +316,15 @@ class ChatCompletionRequest(GenerationRequest):
     reasoning_effort: str | None = None  # a variable of templates that know it
     chat_template_kwargs: dict[str, Any] | None = None
 
+    # ELSEWHERE: OpenAI's first names
+    functions: SkipJsonSchema[Any] = None
+    function_call: SkipJsonSchema[Any] = None
+
     # NEUTRAL
     modalities: Annotated[list[str], FIRST] | None = None
     audio: dict[str, Any] | None = None
     prediction: dict[str, Any] | None = None
     web_search_options: dict[str, Any] | None = None
-    functions: list[Any] | None = None
-    function_call: Any = None
     moderation: dict[str, Any] | None = None
     verbosity: str | None = None
 
@@ -322,7 +344,7 @@ class ChatCompletionRequest(GenerationRequest):
 
     def neutral(self) -> dict[str, tuple[Any, ...]]:
         return super().neutral() | {"modalities": (["text"],), "audio": (None,), "prediction": (None,), "web_search_options": (None,),
-                                    "functions": ([],), "function_call": (None,), "moderation": (None,), "verbosity": ("medium",)}
+                                    "moderation": (None,), "verbosity": ("medium",)}
 
 
 class CompletionRequest(GenerationRequest):

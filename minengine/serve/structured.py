@@ -11,7 +11,7 @@ from ..request import RequestError, StructuredOutputsParams
 from .limits import ServeLimits, check_count, check_regex, check_schema
 from .protocol import ChatCompletionRequest, StructuredOutputs, json_field
 from .state import ServerState
-from .tools import check_tools, held_schema, structural_tag
+from .tools import check_tools, held_schema, json_beside_calls, structural_tag
 
 __all__ = ["chat_structure", "check_tool_fields", "extension"]
 
@@ -22,30 +22,37 @@ TAGS_KEPT = 32  # lists of tools whose grammars need not be written again; the c
 async def chat_structure(body: ChatCompletionRequest, server: ServerState, *, reasoning: bool) -> StructuredOutputsParams | None:
     """The structure of a chat's answer, compiled; None when any text will do.
 
+    With tools and a JSON schema (`response_format`, `structured_outputs.json`) an answer is either calls or text of that schema. Where
+    `tool_choice` demands a call there are calls only: no text is left that could have a form.
+
     Args:
         reasoning: the answer begins inside reasoning, which stays free up to its end.
 
     Raises:
         RequestError: two fields ask for different structures, or one for something that cannot be followed.
     """
+    outputs, response = body.structured_outputs, body.response_format
     calls = bool(body.tools) and server.args.tool_grammar
-    asked = [name for name, given in (("structured_outputs", body.structured_outputs is not None),
-                                      ("response_format", body.response_format is not None and body.response_format.type != "text"),
-                                      ("tools", calls and body.tool_choice != "none")) if given]
-    if len(asked) > 1:
-        raise RequestError(f"{asked[0]}: an answer has one structure and {asked[1]} asks for another; leave one out"
-                           + (", or send tool_choice='none'" if asked[1] == "tools" else ""))
-    if body.structured_outputs is not None:
-        return extension(body.structured_outputs, server.limits)
-    field = "tools"
-    if asked == ["response_format"]:
-        field = "response_format.json_schema.schema"
+    called = calls and body.tool_choice != "none"
+    formed = response is not None and response.type != "text"
+    if outputs is not None and (formed or called and outputs.json_ is None):
+        other, remedy = ("response_format", "") if formed else ("tools", ", or send tool_choice='none'")
+        raise RequestError(f"structured_outputs: an answer has one structure and {other} asks for another; leave one out{remedy}")
+    field, schema = "tools", None
+    if outputs is not None:
+        params = await extension(outputs, server.limits)
+        if not called:
+            return params
+        field, schema = "structured_outputs.json", params.json
+    elif formed:
+        field = "response_format.json_schema.schema" if response.type == "json_schema" else "response_format"
         schema = await asyncio.to_thread(_response_schema, body, server.limits)
+    if schema is not None and not called:
         structured = _formatted({"type": "json_schema", "json_schema": schema}, reasoning)
     elif calls:
-        tools = json.dumps(body.declared)
-        structured = await asyncio.to_thread(_calls, server.prompts.tool_format, tools, json.dumps(body.tool_choice),
-                                             body.parallel_tool_calls is not False, reasoning)
+        beside = None if schema is None or body.tool_choice != "auto" else json.dumps(schema)
+        structured = await asyncio.to_thread(_calls, server.prompts.tool_format, json.dumps(body.declared), json.dumps(body.tool_choice),
+                                             body.parallel_tool_calls is not False, reasoning, beside, field)
     else:
         return None
     try:
@@ -56,13 +63,18 @@ async def chat_structure(body: ChatCompletionRequest, server: ServerState, *, re
 
 
 @lru_cache(TAGS_KEPT)
-def _calls(tool_format: str, tools: str, tool_choice: str, parallel_tool_calls: bool, reasoning: bool) -> StructuredOutputsParams:
-    """The grammar of tool calls. Tools and choice come as JSON, by which they are found again; the first call imports xgrammar."""
+def _calls(tool_format: str, tools: str, tool_choice: str, parallel_tool_calls: bool, reasoning: bool, beside: str | None,
+           field: str) -> StructuredOutputsParams:
+    """The grammar of tool calls, or of them or a text. Tools, choice and the text's schema come as JSON, by which they are found again;
+    the first call imports xgrammar."""
+    choice = json.loads(tool_choice) if beside is None else "required"
     try:
-        tag = structural_tag(tool_format, json.loads(tools), json.loads(tool_choice), parallel_tool_calls, False)
+        form = structural_tag(tool_format, json.loads(tools), choice, parallel_tool_calls, False)["format"]
+        if beside is not None:
+            form = {"type": "or", "elements": [json_beside_calls(tool_format, json.loads(beside), field), form]}
     except RequestError as error:
         raise _dotted(error) from error
-    return _formatted(tag["format"], reasoning)
+    return _formatted(form, reasoning)
 
 
 def _formatted(form: dict[str, Any], reasoning: bool) -> StructuredOutputsParams:
@@ -99,8 +111,12 @@ def _dotted(error: RequestError) -> RequestError:
     return RequestError(re.sub(r"(?<=\w)\[(\d+)\](?=[.:=\s])", r".\1", str(error)))
 
 
-def extension(outputs: StructuredOutputs, limits: ServeLimits) -> StructuredOutputsParams:
-    """vLLM's `structured_outputs`, as it is, within the server's limits."""
+async def extension(outputs: StructuredOutputs, limits: ServeLimits) -> StructuredOutputsParams:
+    """vLLM's `structured_outputs`, within the server's limits. A JSON schema holds in full.
+
+    Raises:
+        RequestError: it is not exactly one structure, is too large, or its schema asks for what no grammar can enforce.
+    """
     given = {name.rstrip("_"): getattr(outputs, name) for name in outputs.model_fields_set if getattr(outputs, name) is not None}
     if len(given) != 1:
         raise RequestError(f"structured_outputs: has {', '.join(sorted(given)) or 'nothing'}; send exactly one of json, regex, choice, grammar, "
@@ -112,6 +128,8 @@ def extension(outputs: StructuredOutputs, limits: ServeLimits) -> StructuredOutp
             check_count(len(value), limits.max_schema_bytes, field, "characters", "max_schema_bytes")
             value = json_field(value, field, limits)
         check_schema(value, field, limits)
+        if name == "json":
+            value = await asyncio.to_thread(_held, value, field, None, strict=True)
     elif name == "regex":
         check_regex(value, field, limits)
     elif name == "grammar":
@@ -132,8 +150,11 @@ def _response_schema(body: ChatCompletionRequest, limits: ServeLimits) -> dict[s
     if schema is None:
         raise RequestError("response_format.json_schema.schema: is missing; send a JSON schema, or type='json_object' for any object")
     check_schema(schema, "response_format.json_schema.schema", limits)
+    return _held(schema, "response_format.json_schema.schema", "response_format.json_schema.strict", strict=bool(response.json_schema.strict))
+
+
+def _held(schema: dict[str, Any] | bool, field: str, switch: str | None, *, strict: bool) -> dict[str, Any]:
     try:
-        return held_schema(schema, "response_format.json_schema.schema", "response_format.json_schema.strict",
-                           strict=bool(response.json_schema.strict), arguments=False)
+        return held_schema(schema, field, switch, strict=strict, arguments=False)
     except RequestError as error:
         raise _dotted(error) from error

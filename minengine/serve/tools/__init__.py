@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from .parser import FORMATS, Delta, ToolCallParser, format_tool_call, parse_tool_calls
 from .shape import check_tools
-from .tag import held_schema, structural_tag
+from .tag import held_schema, json_beside_calls, structural_tag
 
-__all__ = ["FORMATS", "Delta", "ToolCallParser", "check_tools", "format_tool_call", "held_schema", "parse_tool_calls", "structural_tag"]
+__all__ = ["FORMATS", "Delta", "ToolCallParser", "check_tools", "format_tool_call", "held_schema", "json_beside_calls",
+           "parse_tool_calls", "structural_tag"]

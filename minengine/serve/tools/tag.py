@@ -11,15 +11,17 @@ What is changed in it, each from texts that the unchanged one accepts:
 """
 from __future__ import annotations
 
+import json
 from typing import Any, Mapping, Sequence
 
 from ...request import RequestError
 from .enforce import enforceable
+from .glm import OPEN
 from .glm_tag import arguments_format, either
 from .parser import FORMATS
 from .shape import check_json_schema, check_tools
 
-__all__ = ["held_schema", "structural_tag"]
+__all__ = ["held_schema", "json_beside_calls", "structural_tag"]
 
 _BUILDERS = {"glm": "glm_4_7", "llama": "llama"}
 _REASONING = {True: "enabled", False: "disabled", None: "auto"}
@@ -72,25 +74,62 @@ def _check_choice(choice: Any, tools: Sequence[Mapping[str, Any]]) -> None:
         raise RequestError(f"tool_choice.function.name={function.get('name')!r}: no such tool; name one that tools declares")
 
 
-def held_schema(schema: Mapping[str, Any], place: str, switch: str, *, strict: bool, tags: bool = False, arguments: bool = True) -> dict[str, Any]:
+def json_beside_calls(format: str, schema: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """The format of an answer in JSON where calls are possible too: nothing in it reads as one.
+
+    Args:
+        schema: as `held_schema` writes it.
+        place: the field that holds it, for the error.
+
+    Raises:
+        RequestError: the schema asks for what a call begins with.
+    """
+    signs = [OPEN] if format == "glm" else _LLAMA_ARGUMENTS
+    written = json.dumps(schema, ensure_ascii=False)
+    sign = next((sign for sign in signs if sign in written), None)
+    if sign is not None:
+        raise RequestError(f"{place}: asks for {sign}, which reads as a part of a call where tools are declared too; rename it, or send no tools")
+    if format == "llama" and any(map(_free, (schema, *schema.get("$defs", {}).values()))):
+        raise RequestError(f"{place}: leaves names free, so an object may read as a call where tools are declared too; declare its properties, or send no tools")
+    return {"type": "json_schema", "json_schema": dict(schema), "style": "json", "max_whitespace_cnt": 2, "excludes": signs if format == "glm" else []}
+
+
+def _free(schema: Any) -> bool:
+    """May an object of this schema, as `held_schema` writes it, have names that it does not declare?"""
+    if "$ref" in schema or "enum" in schema:
+        return False
+    if "anyOf" in schema:
+        return any(map(_free, schema["anyOf"]))
+    if schema.get("type") == "object":
+        return any(map(_free, schema["properties"].values())) if "properties" in schema else schema.get("additionalProperties", True) is not False
+    if schema.get("type") == "array":
+        rest = [] if schema.get("items") is False else [schema.get("items", {})]
+        return any(map(_free, [*schema.get("prefixItems", ()), *rest]))
+    return "type" not in schema
+
+
+def held_schema(schema: Mapping[str, Any] | bool, place: str, switch: str | None, *, strict: bool, tags: bool = False, arguments: bool = True) -> dict[str, Any]:
     """The schema that a grammar holds an answer to: all of the one given if it is strict, else as much as a grammar can.
 
     Args:
-        place, switch: the fields that hold the schema and `strict`, for the errors.
+        place, switch: the fields that hold the schema and `strict`, for the errors; no switch where all schemas are strict.
         tags, arguments: as `enforceable` takes them.
 
     Raises:
         RequestError: it is no schema, a strict one that cannot be enforced, or one that no text of the format satisfies.
     """
+    if schema is False:
+        raise RequestError(f"{place}=false: allows nothing; describe a value")
     check_json_schema(schema, place)
+    loosen = f", or set {switch} to false" if switch else ""
     try:
         held, faults = enforceable(schema, tags, arguments)
     except RecursionError as error:  # branches whose difference lies in themselves, or very deep ones
-        raise RequestError(f"{place}: refers to itself or nests too deep; make it flatter, or set {switch} to false") from error
+        raise RequestError(f"{place}: refers to itself or nests too deep; make it flatter{loosen}") from error
     fault = next((one for one in faults if strict or one.hopeless), None)
     if fault is not None:
         reason = fault.reason if ";" in fault.reason else f"{fault.reason}; leave it out"
-        raise RequestError(f"{f'{place}.{fault.place}'.rstrip('.')}: {reason}" + ("" if fault.hopeless else f", or set {switch} to false"))
+        raise RequestError(f"{f'{place}.{fault.place}'.rstrip('.')}: {reason}" + ("" if fault.hopeless else loosen))
     return held
 
 
