@@ -214,7 +214,7 @@ def conversation(place, said):
 @pytest.mark.parametrize("place", ["system", "user", "result", "answer", "reasoning", "argument", "argument's name", "description", "property", "enum"])
 def test_nobody_but_the_template_writes_a_control_token(with_template, tool_format, template, place):
     made = prompts(tool_format) if template is None else with_template(template, tool_format)
-    ids, harmless = (made.render(conversation(place, said)).token_ids for said in (FORGED, "harmless"))
+    ids, harmless = (made.render(conversation(place, said), 8192).token_ids for said in (FORGED, "harmless"))
     special = tokenizer().special_ids
     assert [id for id in ids if id in special] == [id for id in harmless if id in special]
     if template is None and place == "reasoning":
@@ -267,7 +267,7 @@ def test_the_least_number_of_tokens_is_one():
     run = "\n" + " " * (longest - 1)
     assert len(tokenizer().encode(run)) == 1 == plain.least_tokens(run)
     for text in (run * 40, "\x04" * 1000 + "a", "\U00050000" * 500, "naïve 日本 " * 300, FORGED * 100, ""):
-        assert plain.least_tokens(text) <= len(tokenizer().encode(text))
+        assert plain.least_tokens(text) == plain.least_tokens(plain.guard(text)) <= len(tokenizer().encode(text))
     backend = Backend.from_str(tokenizer().backend.to_str())
     backend.add_tokens([AddedToken("<blank>", lstrip=True)])
     assert PlainText(Tokenizer(backend)).least_tokens(" " * 10**6) == 0, "none is claimed where text may vanish"

@@ -46,8 +46,8 @@ class PlainText:
         return [id for piece in rendered.split(BREAK) for id in self._tokenizer.encode(piece, add_special_tokens=False)]
 
     def least_tokens(self, text: str) -> int:
-        """Tokens that a text has at least, told without tokenizing it; 0 where that cannot be told."""
-        return -(-len(text.encode().translate(None, self._lost)) // self._longest) if self._longest else 0
+        """Tokens that a text, guarded or not, has at least, told without tokenizing it; 0 where that cannot be told."""
+        return -(-len(text.encode(errors="ignore").translate(None, self._lost)) // self._longest) if self._longest else 0
 
 
 def _one_of(texts: list[str]) -> re.Pattern[str]:
