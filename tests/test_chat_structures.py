@@ -22,7 +22,8 @@ def served():
     {"anyOf": [{"type": "integer"}, {"type": "boolean"}], "minimum": 7, "maximum": 8},
 ])
 def test_what_the_grammar_library_would_pass_over_holds_too(served, schema):
-    asked = {**GREEDY, "max_tokens": 40, "temperature": 2, "seed": 0, "n": 8, "response_format": {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": schema}}}
+    asked = {**GREEDY, "max_tokens": 40, "temperature": 2, "seed": 0, "n": 8,
+             "response_format": {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": schema}}}
     answers = [json.loads(choice["message"]["content"]) for choice in served.post(CHAT, asked).json()["choices"]]
     assert len(answers) == 8
     for answer in answers:

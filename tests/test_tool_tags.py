@@ -149,7 +149,8 @@ REFUSED = {
     "dependentRequired": {"type": "object", "properties": {"q": INTEGER, "r": STRING}, "dependentRequired": {"q": ["r"]}},
     "unevaluatedProperties": {"type": "object", "unevaluatedProperties": False}, "multipleOf": {"type": "number", "multipleOf": 0.5},
     "multipleOf ": {"type": "integer", "multipleOf": 3, "minimum": 10}, "minLength": {"type": "string", "pattern": "^a+$", "minLength": 3},
-    "format": {"type": "string", "format": "unheard-of"}, "maxLength": {"type": "string", "format": "date", "maxLength": 3}, "pattern": {"type": "string", "pattern": "a^b"},
+    "format": {"type": "string", "format": "unheard-of"},
+    "maxLength": {"type": "string", "format": "date", "maxLength": 3}, "pattern": {"type": "string", "pattern": "a^b"},
     "pattern ": {"type": "string", "format": "date", "pattern": "^2"},
     "oneOf": {"oneOf": [INTEGER, NUMBER]}, "oneOf ": {"oneOf": [{"type": "object", "properties": {"x": INTEGER}},
     {"type": "object", "properties": {"x": INTEGER}}]}, "$ref": {"$ref": "https://example.org/schema"}, "$ref ": {"$ref": "#/$defs/nowhere"},
@@ -230,7 +231,8 @@ def test_a_schema_without_a_grammar_is_refused(schema):
 
 
 def test_where_every_schema_holds_none_is_told_to_be_less_strict():
-    for schema, says in (({"type": "array", "uniqueItems": True}, "s.uniqueItems: cannot be enforced by a grammar; leave it out$"), (False, "s=false: allows nothing"),
+    for schema, says in (({"type": "array", "uniqueItems": True}, "s.uniqueItems: cannot be enforced by a grammar; leave it out$"),
+                         (False, "s=false: allows nothing"),
                          ({"type": "string", "format": "iso-8601"}, "s.format: 'iso-8601' is none that a grammar knows; use one of date, ")):
         with pytest.raises(RequestError, match=f"^{says}"):
             held_schema(schema, "s", None, strict=True, arguments=False)

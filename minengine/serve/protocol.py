@@ -11,22 +11,17 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, Field
 from pydantic.json_schema import SkipJsonSchema
-from pydantic_core import PydanticCustomError
 
 from ..request import RequestError, SamplingParams, StructuredOutputsParams
 from .body import parse_json
 from .errors import ApiError
 from .limits import ServeLimits, check_count
+from .shapes import Content, Prompts, Stop, ToolChoice
 from .validation import shown
 
-__all__ = ["ChatCompletionRequest", "CompletionRequest", "GenerationRequest", "Message", "ToolChoice", "json_field"]
-
-
-def _refuse(sentence: str) -> PydanticCustomError:
-    """A validator's no: what is wrong; the remedy. The field's name and value are put before it by the error's reader."""
-    return PydanticCustomError("shape", "{sentence}", {"sentence": sentence})
+__all__ = ["ChatCompletionRequest", "CompletionRequest", "GenerationRequest", "Message", "json_field"]
 
 
 class _Body(BaseModel):
@@ -36,64 +31,6 @@ class _Body(BaseModel):
 Seed = Annotated[int, Field(ge=-(1 << 63), le=(1 << 63) - 1)]
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 FIRST = Field(fail_fast=True)  # of a list the first error alone: a hostile one has a million
-
-
-# --- values that may have one of several shapes: one validator each, so that an error names the field and not the attempts ----------
-
-
-def _stop(value: Any) -> tuple[str, ...]:
-    stops = [] if value is None else [value] if isinstance(value, str) else value
-    if not isinstance(stops, list) or not all(isinstance(stop, str) and stop for stop in stops):
-        raise _refuse("is no stop string; use a non-empty text or a list of them")
-    return tuple(stops)
-
-
-def _content(value: Any) -> str | None:
-    """A message's text. Parts are joined by newlines, as vLLM does for templates that know no parts."""
-    if value is None or isinstance(value, str):
-        return value
-    if not isinstance(value, list):
-        raise _refuse("is no content; use a text or a list of parts like {\"type\": \"text\", \"text\": ...}")
-    for at, part in enumerate(value):
-        if not isinstance(part, dict) or not isinstance(part.get("type"), str):
-            raise _refuse(f"part {at} is no content part; use {{\"type\": \"text\", \"text\": ...}}")
-        if part["type"] != "text":
-            raise _refuse(f"part {at} has type={part['type'][:40]!r} and this model reads text only; send parts of type 'text'")
-        if not isinstance(part.get("text"), str):
-            raise _refuse(f"part {at} has no text; use {{\"type\": \"text\", \"text\": ...}}")
-    return "\n".join(part["text"] for part in value)
-
-
-def _tool_choice(value: Any) -> ToolChoice:
-    if value is None or value in ("auto", "none", "required"):
-        return value or "auto"
-    function = value.get("function") if isinstance(value, dict) and value.get("type") == "function" else None
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise _refuse("is no choice; use 'auto', 'none', 'required' or {\"type\": \"function\", \"function\": {\"name\": ...}}")
-    return {"type": "function", "function": {"name": function["name"]}}
-
-
-def _prompts(value: Any) -> list[str | list[int]]:
-    """One prompt or several, each a text or token ids, as a list of prompts."""
-    if isinstance(value, str) or (isinstance(value, list) and value and all(type(item) is int for item in value)):
-        value = [value]
-    ok = isinstance(value, list) and value and (
-        all(isinstance(item, str) for item in value)
-        or all(isinstance(item, list) and item and all(type(id) is int for id in item) for item in value))
-    if not ok:
-        raise _refuse("is no prompt; use a text, a list of texts, a list of token ids or a list of such lists, none of them empty")
-    return value
-
-
-ToolChoice = str | dict[str, Any]
-_TEXT_OR_TEXTS = {"anyOf": [{"type": "string", "minLength": 1}, {"type": "array", "items": {"type": "string", "minLength": 1}}, {"type": "null"}]}
-_TEXT_PART = {"type": "object", "properties": {"type": {"const": "text"}, "text": {"type": "string"}}, "required": ["type", "text"]}
-_CONTENT = {"anyOf": [{"type": "string"}, {"type": "array", "items": _TEXT_PART}, {"type": "null"}]}
-_NAMED = {"type": "object", "required": ["type", "function"], "properties": {
-    "type": {"const": "function"}, "function": {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}}}
-_IDS = {"type": "array", "items": {"type": "integer"}, "minItems": 1}
-_PROMPTS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}, _IDS,
-                      {"type": "array", "items": _IDS, "minItems": 1}]}
 
 
 def json_field(text: str, field: str, limits: ServeLimits) -> Any:
@@ -135,7 +72,7 @@ class Message(_Body):
     """One turn, of any role; which fields belong to which role is checked with the conversation around it."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[str | None, PlainValidator(_content), WithJsonSchema(_CONTENT)] = None
+    content: Content = None
     name: str | None = None
     tool_calls: Annotated[list[ToolCall], FIRST] | None = None
     tool_call_id: str | None = None
@@ -203,7 +140,7 @@ class GenerationRequest(_Body):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: Annotated[int, Field(ge=1)] | None = None
-    stop: Annotated[tuple[str, ...], PlainValidator(_stop), WithJsonSchema(_TEXT_OR_TEXTS)] = ()
+    stop: Stop = ()
     seed: Seed | None = None
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -310,8 +247,7 @@ class ChatCompletionRequest(GenerationRequest):
     top_logprobs: Annotated[int, Field(ge=0)] | None = None
     response_format: ResponseFormat | None = None
     tools: Annotated[list[Tool], FIRST] | None = None
-    tool_choice: Annotated[ToolChoice, PlainValidator(_tool_choice), WithJsonSchema(
-        {"anyOf": [{"enum": ["auto", "none", "required"]}, _NAMED, {"type": "null"}]})] = "auto"
+    tool_choice: ToolChoice = "auto"
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None  # a variable of templates that know it
     chat_template_kwargs: dict[str, Any] | None = None
@@ -348,7 +284,7 @@ class ChatCompletionRequest(GenerationRequest):
 
 
 class CompletionRequest(GenerationRequest):
-    prompt: Annotated[list[str | list[int]], PlainValidator(_prompts), WithJsonSchema(_PROMPTS)]
+    prompt: Prompts
     logprobs: Annotated[int, Field(ge=0)] | None = None
     echo: bool | None = None
     best_of: int | None = None

@@ -90,7 +90,8 @@ def json_beside_calls(format: str, schema: Mapping[str, Any], place: str) -> dic
     if sign is not None:
         raise RequestError(f"{place}: asks for {sign}, which reads as a part of a call where tools are declared too; rename it, or send no tools")
     if format == "llama" and any(map(_free, (schema, *schema.get("$defs", {}).values()))):
-        raise RequestError(f"{place}: leaves names free, so an object may read as a call where tools are declared too; declare its properties, or send no tools")
+        raise RequestError(f"{place}: leaves names free, so an object may read as a call where tools are declared too; declare its properties, "
+                           "or send no tools")
     return {"type": "json_schema", "json_schema": dict(schema), "style": "json", "max_whitespace_cnt": 2, "excludes": signs if format == "glm" else []}
 
 
@@ -108,7 +109,8 @@ def _free(schema: Any) -> bool:
     return "type" not in schema
 
 
-def held_schema(schema: Mapping[str, Any] | bool, place: str, switch: str | None, *, strict: bool, tags: bool = False, arguments: bool = True) -> dict[str, Any]:
+def held_schema(schema: Mapping[str, Any] | bool, place: str, switch: str | None, *, strict: bool, tags: bool = False,
+                arguments: bool = True) -> dict[str, Any]:
     """The schema that a grammar holds an answer to: all of the one given if it is strict, else as much as a grammar can.
 
     Args:
