@@ -4,6 +4,7 @@
       post       ───────────▶    a queue of commands: add, abort
     _run()       engine thread   between two steps takes the commands; steps while there is work, sleeps while there is none
       publish    ◀───────────    one wake-up of the loop a step, with every delta of the step
+    compile()    loop thread     a grammar, in a third thread, one after the other (compiling.py)
 
 Only the engine's thread touches the engine. What is asked of it here (generate, health, counts, drain) does not say that the
 engine is in this process, so workers elsewhere can stand behind the same face.
@@ -19,6 +20,7 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
+from .compiling import Compiling
 from .config import EngineArgs, ModelConfig
 from .engine import LLMEngine
 from .request import OutputKind, RequestError, RequestOutput, SamplingParams
@@ -41,6 +43,9 @@ class EngineOverloaded(RuntimeError):
 
 class EngineDraining(RuntimeError):
     """The engine finishes what it has and takes nothing new."""
+
+    def __init__(self) -> None:
+        super().__init__("the server is shutting down: it finishes what it has; send the request to another one")
 
 
 class EngineDead(RuntimeError):
@@ -103,7 +108,7 @@ class AsyncLLM:
 
     Args:
         engine: nobody else may use it from now on.
-        max_num_waiting: requests that may wait for admission; one more is refused with `EngineOverloaded`.
+        max_num_waiting: requests that may wait while max_num_seqs run; one more is refused with `EngineOverloaded`.
     """
 
     def __init__(self, engine: LLMEngine, *, max_num_waiting: int = 1024) -> None:
@@ -111,8 +116,10 @@ class AsyncLLM:
         self.model_config: ModelConfig = engine.config
         self.max_model_len = engine.max_model_len
         self.max_num_waiting = max_num_waiting
+        self.capacity = engine.args.max_num_seqs + max_num_waiting  # unfinished requests at once
         self.engine = engine
         self._streams: dict[str, _Stream] = {}
+        self._num_preparing = 0  # requests whose grammar or prompt is being read
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._stopping = False
         self._draining = False
@@ -122,6 +129,7 @@ class AsyncLLM:
         self._ended: deque[float] = deque(maxlen=64)  # when the last requests ended, on the engine's clock
         self._counts: Counter[str] = Counter()
         self._finished: Counter[str] = Counter()
+        self._compiling = Compiling(engine.grammars.compile)
         self._thread = Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
@@ -151,13 +159,16 @@ class AsyncLLM:
         arrival_s = self.engine.clock()  # here, and not when the engine's thread gets to it between two steps
         stream = self._streams[request_id] = _Stream(asyncio.get_running_loop())
         posted = finished = False
+        held: Any = None  # the compiled grammar, so that it is still there when the engine's thread asks for it
+        self._num_preparing += 1
         try:
             if params.structured_outputs is not None:
-                await self.compile(params.structured_outputs)
+                held = await self._compiling.run(params.structured_outputs)
             read = self.engine.read_prompt
             prompt = await asyncio.to_thread(read, prompt) if len(_text(prompt)) > LONG_TEXT else read(prompt)
             self._commands.put(lambda: self._add(request_id, prompt, params, cache_salt, arrival_s))
             posted = True
+            self._num_preparing -= 1
             self.check_health()
             while not finished:
                 output = await stream.get()
@@ -165,7 +176,9 @@ class AsyncLLM:
                 yield output
         finally:
             del self._streams[request_id]
-            if posted and not finished:
+            if not posted:
+                self._num_preparing -= 1
+            elif not finished:
                 self._commands.put(lambda: self._abort(request_id))
             if self._drained is not None and not self._streams:
                 self._drained.set()
@@ -173,20 +186,22 @@ class AsyncLLM:
     def _accept(self, request_id: str) -> None:
         self.check_health()
         if self._draining:
-            raise EngineDraining("the server is shutting down: it finishes what it has; send the request to another one")
+            raise EngineDraining
         waiting = self._num_waiting()
-        if waiting >= self.max_num_waiting:
+        if len(self.engine.scheduler.running) + waiting >= self.capacity:  # what waits may be about to run
             raise EngineOverloaded(waiting, self._retry_after_s())
         if request_id in self._streams:
             raise RequestError(f"request_id={request_id!r}: is in use by an unfinished request; choose another")
 
     async def compile(self, params: StructuredOutputsParams) -> None:
-        """Compile a grammar, in a thread beside the loop and the engine; it stays cached for the requests that use it.
+        """Compile a grammar, in a thread beside the loop and the engine; it stays cached for the requests that use it. Cancelled before its
+        turn has come, it is not compiled.
 
         Raises:
             RequestError: it is no grammar that the engine can follow.
+            EngineDraining: no request will follow it any more.
         """
-        await asyncio.to_thread(self.engine.grammars.compile, params)
+        await self._compiling.run(params)
 
     def check_health(self) -> None:
         """
@@ -207,7 +222,7 @@ class AsyncLLM:
                            engine.times.jump_forward_tokens, dict(self._finished))
 
     def _num_waiting(self) -> int:
-        return len(self.engine.scheduler.waiting) + self._commands.qsize()
+        return len(self.engine.scheduler.waiting) + self._commands.qsize() + self._num_preparing
 
     def _retry_after_s(self) -> int:
         """Seconds until a request ends, at the pace of the last ones; 1 to 60."""
@@ -217,18 +232,20 @@ class AsyncLLM:
         return min(60, max(1, math.ceil((ended[-1] - ended[0]) / (len(ended) - 1))))
 
     async def drain(self, timeout_s: float) -> bool:
-        """Take nothing new and wait for what there is. Returns whether all of it has ended; what has not is aborted then."""
+        """Take nothing new and wait for what there is. Returns whether all of it has ended; what has not is aborted then,
+        and what still waits for its grammar sees `EngineDraining`."""
         self._draining = True
         self._drained = asyncio.Event()
-        if not self._streams:
-            return True
         try:
-            await asyncio.wait_for(self._drained.wait(), timeout_s)
+            if self._streams:
+                await asyncio.wait_for(self._drained.wait(), timeout_s)
             return True
         except TimeoutError:
             for request_id in list(self._streams):
                 self._commands.put(lambda request_id=request_id: self._abort(request_id))
             return False
+        finally:
+            self._compiling.close(EngineDraining())
 
     async def shutdown(self) -> None:
         """End the engine's thread after its present step; requests that are left see `EngineDead`."""

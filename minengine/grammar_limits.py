@@ -1,27 +1,73 @@
 """What a grammar may cost. Compiling and following one is work for the engine's process, and the sources come from clients.
 
-The limits are those of one source. They keep compiling to seconds and a step to milliseconds; servers may set lower ones.
+The limits are those of one source; servers may set lower ones. Where a cost can be read off the source or its rules, it is: here. Two costs
+cannot, and are measured in CPU time: compiling, which is tried with a part of the vocabulary first (GrammarBackend), and following, which
+the request pays from a credit (Matcher).
 """
 from __future__ import annotations
 
 import json
 import re
+import time
 from math import inf
-from typing import Any
+from typing import Any, Callable
 
 from .request import RequestError
 
-__all__ = ["MAX_ANSWER_CHARS", "MAX_DEPTH", "MAX_RULES", "MAX_SOURCE_CHARS", "check_rules", "check_source", "least_chars"]
+__all__ = ["Credit", "MAX_ANSWER_CHARS", "MAX_COMPILE_S", "MAX_DEPTH", "MAX_RULES", "MAX_SKIPS", "MAX_SOURCE_CHARS", "TRIALS", "TRIAL_NOISE",
+           "TRIAL_NOISE_S", "check_rules", "check_source", "least_chars"]
 
-MAX_SOURCE_CHARS = {"json": 65536, "regex": 4096, "choice": 65536, "grammar": 65536, "structural_tag": 262144}
+MAX_SOURCE_CHARS = {"json": 65536, "regex": 4096, "choice": 65536, "grammar": 65536, "structural_tag": 1 << 20}  # a tag may hold 128 tools
 MAX_DEPTH = 64  # of nested JSON: the work grows with its cube
-MAX_RULES = 2048  # after all references and alternatives are written out: a schema can double them with each level
+MAX_SKIPS = 512  # parts in a row that may be left out, optional properties for instance: each may follow any other, and the work grows with the cube
+MAX_RULES = 16384  # after all references and alternatives are written out: a schema can double them with each level
 # The shortest answer (and the longest text that can be forced) may have this many characters; an exponential nest of repeats or
 # references has more than memory holds.
 MAX_ANSWER_CHARS = 8192
 
+# As the trials estimate it, which is 1.4 to 1.8 times too high where tokens are many. The rules alone are worked through again in each trial:
+# with them, what is just accepted takes up to twice as long (128 different tools of ten properties: 6 s in one form, 3 s in the other).
+MAX_COMPILE_S = 5
+TRIALS = (2048, 64)  # with every 2048th token of the vocabulary, and then every 64th
+TRIAL_NOISE, TRIAL_NOISE_S = 0.1, 0.05  # a trial that takes so little longer than the rules alone, as a share and in seconds, says nothing
+
+CREDIT_S = 0.2  # what a request has to spend on following its grammar,
+CREDIT_S_A_TOKEN = 0.005  # what each token adds to it, up to that again,
+REFUSAL_S = 0.002  # and what a token costs that the mask lets through and the grammar refuses, for another has to be chosen
+
+Rules = dict[str, list[tuple[int, list[tuple[str, int]]]]]  # what `_alternatives` finds in each rule, by its name
+
 RULE = re.compile(r"^(\S+?)(?:\[[^\]]*\])? ::= ", re.MULTILINE)
 ELEMENT = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]\*?|(?:TagDispatch|TokenTagDispatch|Token|ExcludeToken)\(|\(=|\{\d+, -?\d+\}|[()|]|[\w.\-]+', re.DOTALL)
+
+
+class Credit:
+    """CPU time that one request may spend on following its grammar: an ambiguous one, `s ::= s s | [a-z]`, has more ways to read a text with
+    every character, and takes longer for each. `with credit:` spends the time of its block.
+
+    A block cannot be interrupted: it ends late by one call for one mask or PIECE of text. The worst of a dozen hostile grammars kept a step
+    0.21 s in all (49,152 tokens); they take a few tokens to get there, or one whose text is forced. Such a call takes longer than the credit
+    only if it takes several times as long as all before it together.
+    """
+
+    def __init__(self, cpu_clock: Callable[[], float] = time.thread_time) -> None:
+        self._clock, self._left_s, self._since = cpu_clock, CREDIT_S, None
+
+    def __enter__(self) -> None:
+        self._since = self._clock()
+
+    def __exit__(self, *_: object) -> None:
+        self._left_s -= self._clock() - self._since
+        self._since = None
+
+    def book(self, accepted: bool) -> None:
+        """A token was accepted, or refused."""
+        if not self.overdrawn:  # for good
+            self._left_s = min(CREDIT_S, self._left_s + CREDIT_S_A_TOKEN) if accepted else self._left_s - REFUSAL_S
+
+    @property
+    def overdrawn(self) -> bool:
+        return self._left_s < (0 if self._since is None else self._clock() - self._since)
 
 
 def check_source(kind: str, source: str) -> None:
@@ -66,18 +112,43 @@ def check_rules(kind: str, grammar: str) -> None:
     num_rules = len(RULE.findall(grammar))
     if num_rules > MAX_RULES:
         raise RequestError(f"structured_outputs.{kind}: comes to {num_rules} rules and {MAX_RULES} are taken; ask for less")
-    shortest, longest = least_chars(grammar)
+    rules = _rules(grammar)
+    skips = _skips(rules)
+    if skips > MAX_SKIPS:
+        raise RequestError(f"structured_outputs.{kind}: has {skips} parts in a row that may be left out, as optional properties may, and {MAX_SKIPS} "
+                           "are taken; make some required, or ask for less")
+    shortest, longest = least_chars(rules)
     if shortest == inf:
         raise RequestError(f"structured_outputs.{kind}: no text satisfies it, for instance because a reference leads back to itself; correct it")
     if longest > MAX_ANSWER_CHARS:
         raise RequestError(f"structured_outputs.{kind}: a part of it has at least {longest} characters and {MAX_ANSWER_CHARS} are taken; ask for less")
 
 
-def least_chars(grammar: str) -> tuple[float, float]:
+def _rules(grammar: str) -> Rules:
+    """The alternatives of each rule."""
+    bodies = RULE.split(grammar)[1:]
+    return {name: _alternatives(body) for name, body in zip(bodies[::2], bodies[1::2])}
+
+
+def _skips(rules: Rules) -> int:
+    """The most rules in a row of which each may be the next one alone."""
+    next_ones = {name: [inner[0][0] for own, inner in alternatives if not own and len(inner) == 1] for name, alternatives in rules.items()}
+    skips: dict[str, int] = {}
+    for start in rules:
+        path = [start]
+        while path:
+            name = path[-1]
+            if name not in skips:
+                skips[name] = 0  # whoever comes back to it meanwhile goes in a circle
+                path += [used for used in next_ones.get(name, ()) if used not in skips]
+            else:
+                skips[path.pop()] = 1 + max((skips[used] for used in next_ones.get(name, ())), default=-1)
+    return max(skips.values(), default=0)
+
+
+def least_chars(rules: Rules) -> tuple[float, float]:
     """Length of the shortest text of the rule `root`, and the longest of the shortest texts of all alternatives: no text that is forced is
     longer, but for the ends of the rules around it."""
-    bodies = RULE.split(grammar)[1:]
-    rules = {name: _alternatives(body) for name, body in zip(bodies[::2], bodies[1::2])}
     users: dict[str, set[str]] = {name: set() for name in rules}
     for name, alternatives in rules.items():
         for _, inner in alternatives:

@@ -66,7 +66,8 @@ def _choose_allowed(logits: Tensor,
             while tokens[i] is not None and not request.grammar.accept(tokens[i]):
                 masked[i, tokens[i]] = -torch.inf
                 left = masked[i: i + 1]  # (1, V)
-                some = left.max() > -torch.inf
+                some = (left.max() > -torch.inf
+                        and not request.grammar.overdrawn)
                 tokens[i] = _choose(left, [request])[0] if some else None
     return tokens
 

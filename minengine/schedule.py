@@ -204,8 +204,12 @@ class Scheduler:
         ended = []
         for request, token in zip(sampled, token_ids):
             if token is None:
-                request.error = (f"structured_outputs: after {request.num_tokens - request.num_prompt_tokens} tokens no token of this model's "
-                                 f"vocabulary can go on as asked; ask for what it can spell, or use another model")
+                after = f"structured_outputs: after {request.num_tokens - request.num_prompt_tokens} tokens"
+                if request.grammar is not None and request.grammar.overdrawn:
+                    request.error = (f"{after} the grammar takes too long to follow, because it can read the same text in too many ways; write it "
+                                     f"without ambiguity, [a-z]+ for example and not s ::= s s | [a-z]")
+                else:
+                    request.error = f"{after} no token of this model's vocabulary can go on as asked; ask for what it can spell, or use another model"
                 ended.append((request, "error"))
                 continue
             request.token_ids.append(token)

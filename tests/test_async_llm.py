@@ -8,9 +8,10 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from minengine.async_llm import AsyncLLM, EngineDead, EngineDraining, EngineOverloaded
+from minengine.compiling import Compiling
 from minengine.config import EngineArgs
 from minengine.engine import LLMEngine
-from minengine.request import RequestError, SamplingParams
+from minengine.request import RequestError, SamplingParams, StructuredOutputsParams
 from tiny_models import tiny_model
 
 torch.set_num_threads(1)  # a second thread only slows a model this small
@@ -163,6 +164,19 @@ def test_a_full_queue_refuses_and_says_when_to_come_back():
     asyncio.run(main())
 
 
+def test_an_idle_engine_takes_as_many_as_can_run_and_wait():
+    async def main():
+        async with served(max_num_waiting=1, max_num_seqs=2) as llm:
+            assert llm.capacity == 3
+            streams = [llm.generate([1, 2, 3], greedy(5), f"r{i}") for i in range(4)]
+            tasks = [asyncio.create_task(anext(stream)) for stream in streams]  # all before the engine has seen one
+            outs = await asyncio.gather(*tasks, return_exceptions=True)
+            assert [isinstance(out, EngineOverloaded) for out in outs] == [False, False, False, True]
+            for stream in streams:
+                await stream.aclose()
+    asyncio.run(main())
+
+
 def test_the_wait_that_an_overload_names_is_the_pace_of_the_last_requests():
     async def main():
         async with served() as llm:
@@ -220,6 +234,60 @@ def test_shutting_down_tells_those_who_still_wait():
             async for _ in stream:
                 pass
     asyncio.run(main())
+
+
+# --- compiling ------------------------------------------------------------------------------------------------------
+
+
+class SlowGrammars:
+    """Stands in for the engine's: each compile is noted, and ends when the test says so."""
+
+    def __init__(self):
+        self.begun, self.go_on = [], threading.Event()
+
+    def compile(self, params):
+        self.begun.append(params)
+        self.go_on.wait()
+        if params == "wrong":
+            raise RequestError("structured_outputs: wrong")
+        return params.upper()
+
+
+def test_a_compile_that_nobody_waits_for_any_more_is_dropped_before_its_turn():
+    slow = SlowGrammars()
+
+    async def main():
+        compiling = Compiling(slow.compile)
+        first, gone, wrong, last = (asyncio.create_task(compiling.run(params)) for params in ("first", "gone", "wrong", "last"))
+        await until(lambda: slow.begun)
+        gone.cancel()
+        await asyncio.gather(gone, return_exceptions=True)
+        slow.go_on.set()
+        with pytest.raises(RequestError, match="wrong"):
+            await wrong
+        assert (await first, await last, slow.begun) == ("FIRST", "LAST", ["first", "wrong", "last"])
+    asyncio.run(main())
+
+
+def test_requests_whose_grammar_is_being_compiled_count_as_waiting_and_neither_drain_nor_exit_waits_for_it():
+    slow = SlowGrammars()
+
+    async def main():
+        async with served(max_num_waiting=1, max_num_seqs=1) as llm:
+            llm._compiling = Compiling(slow.compile)
+            ask = SamplingParams(structured_outputs=StructuredOutputsParams(regex="a"))
+            tasks = [asyncio.create_task(collect(llm, [1, 2, 3], ask, f"r{i}")) for i in range(2)]
+            await until(lambda: slow.begun)
+            assert llm.stats().num_waiting == 2
+            with pytest.raises(EngineOverloaded):
+                await collect(llm, [1, 2, 3], greedy(1), "one too many")
+            assert not await llm.drain(0)
+            for done in await asyncio.gather(*tasks, return_exceptions=True):
+                assert isinstance(done, EngineDraining)
+            assert await llm.drain(0)
+            await until(lambda: not llm.stats().num_waiting)
+    asyncio.run(main())  # hangs, if the compile is in a thread that asyncio joins
+    slow.go_on.set()
 
 
 @settings(max_examples=25, deadline=None)

@@ -10,9 +10,10 @@ from hypothesis import given, settings, strategies as st
 
 from minengine import LLM
 from minengine.grammar import GrammarBackend, mask_logits, unpack
-from minengine.grammar_limits import MAX_ANSWER_CHARS, least_chars
+from minengine.grammar_limits import MAX_ANSWER_CHARS, Credit, _rules, least_chars
 from minengine.request import OutputKind, Request, RequestError, SamplingParams, StructuredOutputsParams
 from minengine.sampling import sample
+from minengine.serve.tools import FORMATS, structural_tag
 from minengine.tokenizer import load_tokenizer
 from tiny_text import SPECIAL, text_engine, tiny_tokenizer
 
@@ -379,7 +380,12 @@ REFUSED = {
     "no schema": (dict(json="[1]"), "structured_outputs.json: holds list; use an object"),
     "deep JSON": (dict(json='{"a":' * 9000 + "1" + "}" * 9000), "structured_outputs.json: "),
     "deep schema": (dict(json='{"items":' * 80 + "{}" + "}" * 80), "structured_outputs.json: is nested 81 levels deep and 64 are taken"),
-    "many rules": (dict(json={"type": "object", "properties": {f"k{i}": {"const": i} for i in range(1100)}}), "structured_outputs.json: comes to"),
+    "many rules": (dict(structural_tag=tag({"type": "grammar", "grammar": "root ::= x0\n" + "\n".join(f'x{i} ::= "a" x{i + 1} | "b"' for i in range(17000))
+                                            + '\nx17000 ::= "c"'})), "structured_outputs.structural_tag: comes to 1700\\d rules and 16384 are taken"),
+    "properties": (dict(json={"type": "object", "properties": {f"k{i}": {"type": "string"} for i in range(600)}}),
+                   "structured_outputs.json: has 598 parts in a row that may be left out, .* and 512 are taken"),
+    "skips": (dict(grammar="root ::= x0\n" + "\n".join(f'x{i} ::= x{i + 1} | "b"' for i in range(1500)) + '\nx1500 ::= "c"'),
+              "structured_outputs.grammar: has 1501 parts in a row"),
     "no tag": (dict(structural_tag=tag({"type": "nope"})), "structured_outputs.structural_tag: .*nope"),
     "surrogate": (dict(choice=["\ud800"]), "structured_outputs.choice: holds half of a surrogate pair"),
     "not JSON's": (dict(json={"enum": [{1}]}), "structured_outputs.json: cannot be written as JSON"),
@@ -420,11 +426,136 @@ def test_what_is_missing_is_named(monkeypatch):
 def test_the_shortest_texts_of_a_grammar():
     from xgrammar import Grammar
 
-    assert least_chars(str(Grammar.from_regex("(ab{3,9}|c\\n[^a-z]+){2,}x?"))) == (6, 6)
-    assert least_chars(str(Grammar.from_ebnf('root ::= "[" root "]" | "\\u00e9\\"" "12"'))) == (4, 6)
-    assert least_chars(str(Grammar.from_ebnf('root ::= "a" | x\nx ::= "b" x')))[0] == 1
-    assert least_chars(str(Grammar.from_structural_tag(json.dumps(tag({"type": "sequence", "elements": [
-        {"type": "any_text", "excludes": ["long text"]}, {"type": "token", "token": 3}, {"type": "const_string", "value": "é)|"}]})))))[0] == 4
+    assert least_chars(_rules(str(Grammar.from_regex("(ab{3,9}|c\\n[^a-z]+){2,}x?")))) == (6, 6)
+    assert least_chars(_rules(str(Grammar.from_ebnf('root ::= "[" root "]" | "\\u00e9\\"" "12"')))) == (4, 6)
+    assert least_chars(_rules(str(Grammar.from_ebnf('root ::= "a" | x\nx ::= "b" x'))))[0] == 1
+    assert least_chars(_rules(str(Grammar.from_structural_tag(json.dumps(tag({"type": "sequence", "elements": [
+        {"type": "any_text", "excludes": ["long text"]}, {"type": "token", "token": 3}, {"type": "const_string", "value": "é)|"}]}))))))[0] == 4
+
+
+# --- what it may cost ----------------------------------------------------------------------------------------------
+
+
+class Clock:
+    """CPU time that passes as a test says: by so much whenever it is read."""
+
+    def __init__(self, *ticks):
+        self.now, self.ticks = 0.0, list(ticks)
+
+    def __call__(self):
+        self.now += self.ticks.pop(0) if len(self.ticks) > 1 else self.ticks[0]
+        return self.now
+
+
+@pytest.mark.parametrize("trials, accepted", [
+    ((0.01, 0.01, 0.01), True), ((0.01, 0.05, 0.12), True), ((2.6, 0.0), False), ((0.01, 0.07), False), ((0.01, 0.01, 0.2), False),
+])
+def test_a_grammar_is_compiled_if_trials_with_parts_of_the_vocabulary_are_short_enough(trials, accepted):
+    grammars = backend(cpu_clock=Clock(*(tick for seconds in trials for tick in (0.0, seconds)), 0.0))
+    if accepted:
+        grammars.compile(StructuredOutputsParams(regex="a"))
+    else:
+        with pytest.raises(RequestError, match="structured_outputs.regex: takes more than 5 s to compile; ask for fewer"):
+            grammars.compile(StructuredOutputsParams(regex="a"))
+    assert grammars.num_compiled == accepted
+    assert grammars.cpu_clock.ticks == [0.0]  # the first trial that is too long is the last
+
+
+def test_what_would_take_minutes_to_compile_is_refused_and_many_tools_are_not():
+    tokenizer = load_tokenizer("smollm2")
+    grammars = GrammarBackend(tokenizer, tokenizer.vocab_size, [2])
+    for bomb in (dict(json={"type": "object", "properties": {f"k{i}": {"type": "string", "pattern": "^[a-z]{0,50}$"} for i in range(300)}}),
+                 dict(grammar="root ::= " + "[a-z]? " * 200)):
+        with pytest.raises(RequestError, match="takes more than 5 s to compile"):
+            grammars.compile(StructuredOutputsParams(**bomb))
+    kinds = [{"type": "string"}, {"type": "integer"}, {"type": "boolean"}, {"enum": ["new", "old"]}, {"type": "array", "items": {"type": "number"}}]
+    tools = [{"type": "function", "function": {"name": f"tool_{i}", "parameters": {"type": "object", "required": [f"at_{i}_0"], "properties": {
+        f"at_{i}_{j}": kinds[(i + j) % 5] for j in range(10)}}}} for i in range(64)]
+    for format in FORMATS:
+        grammars.compile(StructuredOutputsParams(structural_tag=structural_tag(format, tools)))
+    assert grammars.num_compiled == 2
+
+
+def test_a_request_whose_grammar_takes_too_long_to_follow_ends_alone():
+    engine, seconds = text_engine(), 0.012  # a token is filled in, accepted, and followed up: more than it adds
+    form = StructuredOutputsParams(regex="[a-z]{90}")
+    slow = engine.add_request("slow", "Say: ", SamplingParams(max_tokens=90, temperature=1.0, seed=1, structured_outputs=form))
+    engine.add_request("grammar", "Say: ", SamplingParams(max_tokens=90, temperature=1.0, seed=1, structured_outputs=form))
+    engine.add_request("free", "Say: ", SamplingParams(max_tokens=20, ignore_eos=True))
+    slow.grammar._credit = Credit(Clock(0.0, seconds, 0.0, seconds, 0.0, seconds, seconds / 2))
+    done = run(engine)
+    assert done["slow"].outputs[0].finish_reason == "error" and 5 < len(done["slow"].outputs[0].text) < 60
+    assert re.fullmatch(r"structured_outputs: after \d+ tokens the grammar takes too long to follow, .*; write it without ambiguity, .*", done["slow"].error)
+    assert done["grammar"].error is None and done["grammar"].outputs[0].text.startswith(done["slow"].outputs[0].text)
+    assert done["free"].outputs[0].finish_reason == "length" and engine.num_free_blocks == engine.pool.num_blocks
+
+
+AMBIGUOUS = {
+    "forced": 'root ::= s{1000,1000}\ns ::= "a" s | "a" | s s',  # the text is known at once, and to find it takes hours
+    "free": 'root ::= s\ns ::= s s s | s s | [a-z ] | ""',
+}
+
+
+@pytest.mark.parametrize("case", AMBIGUOUS)
+def test_an_ambiguous_grammar_ends_in_an_error_and_not_in_minutes(case):
+    engine = text_engine()
+    engine.add_request("r", "Say: ", SamplingParams(max_tokens=400, temperature=4.0, seed=1, structured_outputs=StructuredOutputsParams(grammar=AMBIGUOUS[case])))
+    assert "takes too long to follow" in run(engine)["r"].error
+
+
+def test_credit_comes_back_with_tokens_but_never_once_it_is_spent():
+    clock = Clock(0.0)
+    credit = Credit(clock)
+
+    def spend(seconds):
+        with credit:
+            clock.now += seconds
+            return credit.overdrawn
+
+    assert not spend(0.19) and not credit.overdrawn
+    for _ in range(1000):
+        credit.book(True)
+    assert not spend(0.19)  # no more than at first
+    for _ in range(4):
+        credit.book(False)
+    assert not credit.overdrawn
+    credit.book(False)
+    assert spend(0.001) and credit.overdrawn  # seen while it is being spent, and after
+    for _ in range(1000):
+        credit.book(True)
+    assert credit.overdrawn
+
+
+def test_a_long_token_is_looked_at_piece_by_piece():
+    tokenizer = load_tokenizer("smollm2")
+    matcher = GrammarBackend(tokenizer, tokenizer.vocab_size, [2]).matcher(StructuredOutputsParams(regex="-{100}"))
+    dashes = next(id for id in range(tokenizer.vocab_size) if tokenizer.token_bytes(id) == b"-" * 64)
+    patient, matcher._credit = matcher._credit, Credit(Clock(0.0, 0.0, 0.05))
+    assert not matcher.accept(dashes) and matcher._credit._clock.now < 0.5
+    matcher._credit = patient
+    assert matcher.accept(dashes) and not matcher.accept(dashes)
+
+
+@settings(max_examples=40)
+@given(form=st.sampled_from([*FORMS]), seed=st.integers(0, 99), steps=st.integers(0, 12))
+def test_the_forced_text_is_the_one_that_the_grammar_library_finds(form, seed, steps):
+    """And with it comes the mask of the next token, so that it is not filled in twice."""
+    matcher, generator = backend().matcher(StructuredOutputsParams(**FORMS[form][0])), torch.Generator().manual_seed(seed)
+    mask = torch.zeros(1, 7, dtype=torch.int32)
+    for _ in range(steps):
+        matcher.fill(mask, 0)
+        ids = unpack(mask[0], 199).nonzero()[:, 0]
+        if not matcher.accept(int(ids[torch.randint(len(ids), (), generator=generator)])) or matcher._state.is_terminated():
+            return
+    try:
+        found = matcher._state.find_jump_forward_string().encode()
+    except UnicodeDecodeError:
+        return
+    assert matcher._forced_bytes().startswith(found)  # or more: this vocabulary has few characters that are not ASCII
+    want = torch.zeros(1, 7, dtype=torch.int32)
+    matcher._state.fill_next_token_bitmask(want, 0)
+    matcher.fill(mask, 0)
+    assert torch.equal(mask, want)
 
 
 # --- the real model ------------------------------------------------------------------------------------------------
