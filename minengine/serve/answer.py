@@ -25,7 +25,7 @@ def check_choices(body: GenerationRequest, server: ServerState) -> None:
         RequestError: the request has more choices than the engine can hold at all; waiting would not help.
     """
     count, n = body.num_choices, body.n or 1
-    capacity = server.engine.engine_args.max_num_seqs + server.engine.max_num_waiting
+    capacity = server.engine.capacity
     if count > capacity:
         field, each = (f"n={n}", f", {n} to each of {count // n} in prompt," if count > n else "") if n > 1 else ("prompt", "")
         raise RequestError(f"{field}: asks for {count} answers{each} and the server holds {capacity}, running and waiting; send fewer in a request")
