@@ -19,7 +19,7 @@ __all__ = ["Credit", "MAX_ANSWER_CHARS", "MAX_COMPILE_S", "MAX_DEPTH", "MAX_RULE
 
 MAX_SOURCE_CHARS = {"json": 65536, "regex": 4096, "choice": 65536, "grammar": 65536, "structural_tag": 1 << 20}  # a tag may hold 128 tools
 MAX_DEPTH = 64  # of nested JSON: the work grows with its cube
-MAX_SKIPS = 512  # parts in a row that may be left out, optional properties for instance: each may follow any other, and the work grows with the cube
+MAX_SKIPS = 512  # parts in a row that may be left out, as optional properties may: the work grows with the cube of their number
 MAX_RULES = 16384  # after all references and alternatives are written out: a schema can double them with each level
 # The shortest answer (and the longest text that can be forced) may have this many characters; an exponential nest of repeats or
 # references has more than memory holds.

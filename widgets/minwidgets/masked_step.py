@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from minengine.grammar import GrammarBackend, Matcher
+from minengine.grammar import GrammarBackend
 from minengine.request import RequestError, StructuredOutputsParams
 from minengine.serve.tools import FORMATS, structural_tag
 from minengine.tokenizer import Tokenizer, load_tokenizer
@@ -166,7 +166,7 @@ class _Call:
 
     def jump(self) -> list[int]:
         """The tokens of it that the engine takes at once; the call stays where it is."""
-        tokens = Matcher(self.state, _tokenizer()).jump(LIMITS["text"]) if self.forced() else []
+        tokens = _backend().following(self.state).jump(LIMITS["text"]) if self.forced() else []
         if tokens:
             self.state.rollback(len(tokens))
         return tokens
