@@ -151,7 +151,9 @@ class _Writer:
         values = [value for value in schema.get("enum", [schema.get("const")]) if check.holds(schema, value)]
         held = [value for value in values if not (self.tags and any("</arg_value>" in text for text in _texts(value)))]
         if len(held) < len(values):
-            self.fault(path, keyword, "has a value with '</arg_value>', which the format cannot hold; leave it out", hopeless=not held)
+            # Of an argument itself the parser would take the tag for its end; within JSON it would read it, and mark what is wrong.
+            whole = path.count(".") == 2
+            self.fault(path, keyword, "has a value with '</arg_value>', which the format cannot hold; leave it out", hopeless=whole and not held)
         elif any(not -(1 << 63) <= number < 1 << 63 for value in values for number in _integers(value)):
             self.fault(path, keyword, "has an integer beyond 64 bits, which a grammar would round; leave it out")
         elif not values:
