@@ -24,7 +24,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from .grammar_limits import MAX_COMPILE_S, TRIALS, TRIAL_NOISE, TRIAL_NOISE_S, Credit, check_rules, check_source
+from .grammar_limits import MAX_COMPILE_S, TRIAL_BYTES, TRIAL_EVERY, TRIAL_LONG, TRIAL_NOISE, TRIAL_NOISE_S, Credit, check_rules, check_source
 from .matcher import Matcher, Spellings, unpack
 from .request import RequestError, StructuredOutputsParams
 
@@ -55,7 +55,7 @@ class GrammarBackend:
         self.cache_bytes, self.cpu_clock = cache_bytes, cpu_clock
         self.num_compiled = 0
         self._text_compiler: Any = None
-        self._trial_compilers: dict[int, Any] = {}  # by the share of the vocabulary, see _new_compiler
+        self._trials: list[tuple[float, Any]] = []  # see _new_trials
         self._spellings: Spellings | None = None
         self._compiled: OrderedDict[tuple[str, str], Any] = OrderedDict()  # (kind, source) -> xgrammar's, least recently used first
         self._alive: WeakValueDictionary[tuple[str, str], Any] = WeakValueDictionary()  # all of these, and others that somebody holds
@@ -128,24 +128,36 @@ class GrammarBackend:
             raise RequestError(f"structured_outputs.{kind}: {_reason(error)}; correct it, or ask for less") from error
 
     def _try_out(self, kind: str, grammar: Any) -> None:
-        """Compile for a small part of the vocabulary, then a larger one, and conclude how long all of it takes.
+        """Compile for small parts of the vocabulary, and conclude how long all of it takes.
 
         Raises:
             RequestError: longer than MAX_COMPILE_S.
         """
-        def seconds(every: int) -> float:
-            if every not in self._trial_compilers:
-                self._trial_compilers[every] = self._new_compiler(frozenset(), every)
+        def seconds(compiler: Any) -> float:
             start = self.cpu_clock()
-            self._trial_compilers[every].compile_grammar(grammar)
+            compiler.compile_grammar(grammar)
             return self.cpu_clock() - start
 
-        rules_alone = seconds(0)
-        for every in TRIALS:
-            more = max(0.0, seconds(every) - rules_alone * (1 + TRIAL_NOISE) - TRIAL_NOISE_S) * every
+        if not self._trials:
+            self._trials = self._new_trials()
+        rules_alone = seconds(self._trials[0][1])
+        for weight, compiler in self._trials[1:]:
+            more = max(0.0, seconds(compiler) - rules_alone * (1 + TRIAL_NOISE) - TRIAL_NOISE_S) * weight
             if 2 * rules_alone + more > MAX_COMPILE_S:
                 raise RequestError(f"structured_outputs.{kind}: takes more than {MAX_COMPILE_S} s to compile; "
                                    "ask for fewer repeats, patterns or properties")
+
+    def _new_trials(self) -> list[tuple[float, Any]]:
+        """Compilers for parts of the vocabulary, the cheapest first, and how many times longer all of it takes: no token; the beginnings of
+        long ones, for which an ambiguous grammar takes longest; a sample."""
+        tokens = self._tokens(frozenset())
+        parts: list[tuple[float, dict[int, bytes]]] = [(0, {})]
+        for size in TRIAL_BYTES:
+            ids = {token[:size]: id for id, token in enumerate(tokens) if len(token) > max(TRIAL_BYTES)}
+            parts.append((TRIAL_LONG / max(1, len(ids)), {id: token for token, id in ids.items()}))
+        sample = sorted(range(self.vocab_size), key=tokens.__getitem__)[TRIAL_EVERY // 2::TRIAL_EVERY]
+        parts.append((TRIAL_EVERY, {id: tokens[id] for id in sample}))
+        return [(weight, self._new_compiler([part.get(id, b"") for id in range(self.vocab_size)])) for weight, part in parts]
 
     def _grammar(self, kind: str, source: str) -> Any:
         """xgrammar's `Grammar`: rules, not yet related to a vocabulary."""
@@ -183,20 +195,19 @@ class GrammarBackend:
         """A compiler for the vocabulary in which, of the control tokens, only these can occur."""
         if not named and self._text_compiler is not None:
             return self._text_compiler
-        compiler = self._new_compiler(named)
+        compiler = self._new_compiler(self._tokens(named))
         if not named:  # those that name some are few, and each has its own
             self._text_compiler = compiler
         return compiler
 
-    def _new_compiler(self, named: frozenset[int], every: int = 1) -> Any:
-        """A compiler that knows every so manieth token, in the order of their bytes; 0: none."""
+    def _tokens(self, named: frozenset[int]) -> list[bytes]:
+        """What each token is to the automata."""
+        bytes_of, hidden = self.tokenizer.token_bytes, self.tokenizer.special_ids - named
+        return [b"" if id in hidden else NOT_TEXT * (id in named) + bytes_of(id) for id in range(self.vocab_size)]
+
+    def _new_compiler(self, tokens: list[bytes]) -> Any:
         from xgrammar import GrammarCompiler, TokenizerInfo, VocabType
 
-        bytes_of, hidden = self.tokenizer.token_bytes, self.tokenizer.special_ids - named
-        tokens = [b"" if id in hidden else NOT_TEXT * (id in named) + bytes_of(id) for id in range(self.vocab_size)]
-        if every != 1:
-            known = set(sorted(range(self.vocab_size), key=tokens.__getitem__)[every // 2::every]) if every else set()
-            tokens = [token if id in known else b"" for id, token in enumerate(tokens)]
         vocabulary = TokenizerInfo(tokens, VocabType.RAW, vocab_size=self.vocab_size, stop_token_ids=self.stop_token_ids)
         # Not xgrammar's cache: it takes parts of grammars that name different tokens for the same (0.2.8), and masks the wrong ones.
         return GrammarCompiler(vocabulary, max_threads=1, cache_enabled=False)

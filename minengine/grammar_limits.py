@@ -14,8 +14,8 @@ from typing import Any, Callable
 
 from .request import RequestError
 
-__all__ = ["Credit", "MAX_ANSWER_CHARS", "MAX_COMPILE_S", "MAX_DEPTH", "MAX_RULES", "MAX_SKIPS", "MAX_SOURCE_CHARS", "TRIALS", "TRIAL_NOISE",
-           "TRIAL_NOISE_S", "check_rules", "check_source", "least_chars"]
+__all__ = ["Credit", "MAX_ANSWER_CHARS", "MAX_COMPILE_S", "MAX_DEPTH", "MAX_RULES", "MAX_SKIPS", "MAX_SOURCE_CHARS", "TRIAL_BYTES",
+           "TRIAL_EVERY", "TRIAL_LONG", "TRIAL_NOISE", "TRIAL_NOISE_S", "check_rules", "check_source", "least_chars"]
 
 MAX_SOURCE_CHARS = {"json": 65536, "regex": 4096, "choice": 65536, "grammar": 65536, "structural_tag": 1 << 20}  # a tag may hold 128 tools
 MAX_DEPTH = 64  # of nested JSON: the work grows with its cube
@@ -25,10 +25,13 @@ MAX_RULES = 16384  # after all references and alternatives are written out: a sc
 # references has more than memory holds.
 MAX_ANSWER_CHARS = 8192
 
-# As the trials estimate it, which is 1.4 to 1.8 times too high where tokens are many. The rules alone are worked through again in each trial:
-# with them, what is just accepted takes up to twice as long (128 different tools of ten properties: 6 s in one form, 3 s in the other).
+# As the trials estimate it, which may be half or one and a half times what it is. Measured on one core with 49,152 tokens, what is accepted
+# takes up to 8 s, trials included (128 different tools of ten properties: 6 s in one form, 4 s in the other), and most of what is refused 2 s.
+# The trials cannot be interrupted either: a grammar of hundreds of ambiguous rules is refused only after up to a minute.
 MAX_COMPILE_S = 5
-TRIALS = (2048, 64)  # with every 2048th token of the vocabulary, and then every 64th
+TRIAL_BYTES = (1, 4, 16)  # trials with so much of tokens longer than 16; measured, all tokens take TRIAL_LONG times as long as one of these,
+TRIAL_LONG = 10_000  # whether the grammar is ambiguous or not
+TRIAL_EVERY = 64  # and a trial with every 64th token
 TRIAL_NOISE, TRIAL_NOISE_S = 0.1, 0.05  # a trial that takes so little longer than the rules alone, as a share and in seconds, says nothing
 
 CREDIT_S = 0.2  # what a request has to spend on following its grammar,
@@ -45,9 +48,9 @@ class Credit:
     """CPU time that one request may spend on following its grammar: an ambiguous one, `s ::= s s | [a-z]`, has more ways to read a text with
     every character, and takes longer for each. `with credit:` spends the time of its block.
 
-    A block cannot be interrupted: it ends late by one call for one mask or PIECE of text. The worst of a dozen hostile grammars kept a step
-    0.21 s in all (49,152 tokens); they take a few tokens to get there, or one whose text is forced. Such a call takes longer than the credit
-    only if it takes several times as long as all before it together.
+    A block cannot be interrupted: it ends late by one call, for one mask or a few bytes of text. With 49,152 tokens the worst of a dozen
+    hostile grammars kept a single step for 0.72 s, half a second longer than the credit, and most for 0.2 s, all of it spent at once; a more
+    ambiguous one may take longer. After that its request has ended.
     """
 
     def __init__(self, cpu_clock: Callable[[], float] = time.thread_time) -> None:
