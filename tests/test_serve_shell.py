@@ -47,7 +47,7 @@ def test_another_model_is_404_everywhere(engine):
     (RequestError("top_p=2: use at most 1"), 400, "top_p", {}),
     (RequestError("tools.0.function.parameters: is no schema; send one"), 400, "tools.0.function.parameters", {}),
     (EngineOverloaded(7, 3), 429, None, {"retry-after": "3"}),
-    (EngineDraining("draining; go elsewhere"), 503, None, {"retry-after": "1"}),
+    (EngineDraining(), 503, None, {"retry-after": "1"}),
     (EngineDead("the engine has stopped; restart the server"), 503, None, {}),
     (KeyError("PROMPT"), 500, None, {}),
     (RecursionError("PROMPT"), 500, None, {}),
