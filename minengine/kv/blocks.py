@@ -13,6 +13,8 @@ from collections import OrderedDict, deque
 from hashlib import sha256
 from typing import Iterable, Sequence
 
+from .events import EventLog
+
 __all__ = ["BlockPool", "OutOfBlocks", "block_hash", "root_hash"]
 
 
@@ -48,6 +50,19 @@ class BlockPool:
         self._hash_of: list[bytes | None] = [None] * num_blocks
         self._block_of: dict[bytes, int] = {}
         self.num_evictions = 0
+        self._events: EventLog | None = None
+
+    @property
+    def events(self) -> EventLog | None:
+        """Told what becomes findable and what no longer is; a log that is set later is told first what is there."""
+        return self._events
+
+    @events.setter
+    def events(self, log: EventLog | None) -> None:
+        self._events = log
+        if log is not None:
+            for h in self._block_of:
+                log.stored(h)
 
     @property
     def num_free_blocks(self) -> int:
@@ -120,11 +135,16 @@ class BlockPool:
         """How many of these nobody holds: sharing them takes that many out of `num_free_blocks`."""
         return sum(self.ref_counts[block] == 0 for block in block_ids)
 
-    def register(self, block: int, h: bytes) -> None:
-        """Make a held, fully computed block findable. The first block with a given content stays the known one."""
+    def register(self, block: int, h: bytes, parent: bytes | None = None) -> None:
+        """Make a held, fully computed block findable. The first block with a given content stays the known one.
+
+        `parent`, the hash that `h` was made with, is for those who listen to `events` only.
+        """
         if self.enable_prefix_caching and h not in self._block_of and self._hash_of[block] is None:
             self._block_of[h] = block
             self._hash_of[block] = h
+            if self._events is not None:
+                self._events.stored(h, parent)
 
     def reset_prefix_cache(self) -> None:
         """Forget all contents. Held blocks stay held; they just cannot be found any more."""
@@ -133,6 +153,8 @@ class BlockPool:
         self._cached.clear()
         self._block_of.clear()
         self._hash_of = [None] * self.num_blocks
+        if self._events is not None:
+            self._events.cleared()
 
     def check(self, tables: Iterable[Sequence[int]]) -> None:
         """Raise AssertionError unless free + cached + held is the whole pool and counts equal the tables' references."""
@@ -157,3 +179,5 @@ class BlockPool:
         if h is not None:
             del self._block_of[h]
             self._hash_of[block] = None
+            if self._events is not None:
+                self._events.removed(h)
