@@ -8,9 +8,8 @@
 from __future__ import annotations
 
 import time
-from numbers import Integral
 from random import Random
-from typing import Any, Callable, Iterable, Mapping, NamedTuple, Sequence
+from typing import Any, Callable, Mapping, Sequence
 
 import torch
 
@@ -18,6 +17,7 @@ from .config import KERNEL_DTYPES, ConfigError, EngineArgs, ModelConfig
 from .grammar import GrammarBackend
 from .kv.blocks import BlockPool
 from .kv.cache import KVCache, cache_layout
+from .prompt import Prompt, read_prompt
 from .request import OutputKind, Request, RequestError, RequestOutput, SamplingParams
 from .runner import ModelRunner, StepTimes
 from .schedule import Scheduler
@@ -25,14 +25,6 @@ from .schedule import Scheduler
 __all__ = ["LLMEngine", "Prompt"]
 
 DEFAULT_KV_BYTES = 256 << 20
-
-
-class Prompt(NamedTuple):
-    """A prompt that `read_prompt` has read."""
-
-    text: str | None
-    token_ids: list[int]
-    cache_salt: str | None
 
 
 class LLMEngine:
@@ -198,35 +190,8 @@ class LLMEngine:
         return RequestOutput.of(request, request.text[: len(request.text) - held])
 
     def read_prompt(self, prompt: str | Sequence[int] | Mapping[str, Any]) -> Prompt:
-        """Check and tokenize a prompt: a text, a list of token ids, or vLLM's dict form with `prompt` or `prompt_token_ids` and an
-        optional `cache_salt`. Changes nothing, so any thread may call it, and a long text need not hold up a step.
-
-        Raises:
-            RequestError: it is none of these.
-        """
-        salt = None
-        if isinstance(prompt, Mapping):
-            extra = set(prompt) - {"prompt", "prompt_token_ids", "cache_salt"}
-            if extra or not {"prompt", "prompt_token_ids"} & set(prompt):
-                raise RequestError(f"prompt: a dict holds 'prompt' or 'prompt_token_ids', and optionally 'cache_salt'; got {sorted(prompt)}")
-            salt = prompt.get("cache_salt")
-            prompt = prompt["prompt_token_ids"] if "prompt_token_ids" in prompt else prompt["prompt"]
-        if isinstance(prompt, str):
-            if self.tokenizer is None:
-                raise RequestError("prompt: this model has no tokenizer; send prompt_token_ids")
-            try:
-                prompt.encode()
-            except UnicodeEncodeError as error:
-                raise RequestError(f"prompt: character {error.start} is half of a surrogate pair, which no text contains; remove it") from error
-            return Prompt(prompt, self.tokenizer.encode(prompt), salt)
-        tokens = list(prompt) if isinstance(prompt, Iterable) else [None]
-        if not all(isinstance(token, Integral) and not isinstance(token, bool) for token in tokens):
-            raise RequestError(f"prompt: use a text, a list of token ids or a dict; got {str(prompt)[:80]!r}")
-        ids = [int(token) for token in tokens]
-        bad = next((token for token in ids if not 0 <= token < self.config.vocab_size), None)
-        if bad is not None:
-            raise RequestError(f"prompt_token_ids: {bad} is not a token; ids go from 0 to {self.config.vocab_size - 1}")
-        return Prompt(None, ids, salt)
+        """`prompt.read_prompt` with this model's tokenizer and vocabulary."""
+        return read_prompt(prompt, self.tokenizer, self.config.vocab_size)
 
     # --- what can be seen from outside ----------------------------------------------------------------------
 
