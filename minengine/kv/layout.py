@@ -114,7 +114,7 @@ class KVLayout:
     @property
     def regions_per_block(self) -> int:
         """Contiguous pieces that one block is in."""
-        return len(self._region_starts())
+        return len(self.region_starts())
 
     def regions(self, block_ids: Iterable[int]) -> list[tuple[int, int]]:
         """(byte offset, length) of every piece of these blocks, region by region, the blocks in the order given.
@@ -128,7 +128,7 @@ class KVLayout:
         for block in ids:
             if not 0 <= block < self.num_blocks:
                 raise IndexError(f"block id {block} is outside the pool of {self.num_blocks} blocks")
-        return [(start + block * step, length) for start, step, length in self._region_starts() for block in ids]
+        return [(start + block * step, length) for start, step, length in self.region_starts() for block in ids]
 
     def merged(self, block_ids: Iterable[int]) -> list[tuple[int, int]]:
         """`regions`, each joined to the one before it in the list where it begins at that one's end.
@@ -143,7 +143,7 @@ class KVLayout:
                 pieces.append((start, length))
         return pieces
 
-    def _region_starts(self) -> list[tuple[int, int, int]]:
+    def region_starts(self) -> list[tuple[int, int, int]]:
         """(byte of block 0, bytes from one block to the next, length) of every region."""
         if self.block_major:
             return [(0, self.block_bytes, self.block_bytes)]
