@@ -6,13 +6,15 @@ A request has no phase. Prefill and decode are both "num_computed_tokens catches
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
-__all__ = ["CompletionOutput", "Logprob", "OutputKind", "Request", "RequestError", "RequestOutput", "SamplingParams", "Status",
-           "StructuredOutputsParams", "Timeline"]
+from .kv.blocks import block_hash, root_hash
+
+__all__ = ["CompletionOutput", "Logprob", "OutputKind", "Request", "RequestError", "RequestOutput", "Resume", "SamplingParams", "Status",
+           "StructuredOutputsParams", "Timeline", "WaitParts"]
 
 
 GREEDY_BELOW = 1e-5  # temperatures at which dividing by them leaves nothing but the best token, or overflows
@@ -139,19 +141,59 @@ class OutputKind(Enum):
 
 class Status(Enum):
     WAITING = "waiting"  # in the queue, holds no block (new, or preempted)
+    LOADING = "loading"  # holds the blocks of all its tokens; the content of some is on its way
+    READY = "ready"  # that content has landed; waits for admission
     RUNNING = "running"  # holds the blocks of all its tokens
+    HELD = "held"  # its first token is there; holds its blocks until a decoder has read them
     FINISHED = "finished"  # holds no block
+
+
+class WaitParts(NamedTuple):
+    """What a request whose prefix came from a tier waited for, in seconds."""
+
+    retrieve_s: float  # the bytes were on their way
+    poll_s: float  # they were there, and nobody had looked
+    hand_off_s: float  # seen, until the scheduler knew
+    admit_s: float  # known, until a step took the request
 
 
 @dataclass(slots=True)
 class Timeline:
-    """When each thing happened, in seconds on the engine's clock; None until it has."""
+    """When each thing happened, in seconds on the engine's clock; None until it has. The processes of one machine share a clock
+    (time.perf_counter), so a timeline may be continued by another engine."""
 
     arrival_s: float = 0.0
     admitted_s: float | None = None  # first scheduled
     token_s: list[float] = field(default_factory=list)  # one stamp an output token, when it was emitted
     finished_s: float | None = None
     num_preemptions: int = 0
+    routed_s: float | None = None  # its workers were chosen
+    retrieve_start_s: float | None = None  # of a load from a tier: the bytes are asked for,
+    retrieve_end_s: float | None = None  # they are there,
+    polled_s: float | None = None  # somebody sees it,
+    handed_off_s: float | None = None  # and the scheduler knows
+    prefill_start_s: float | None = None  # first tokens of the prompt in a step
+    transfer_start_s: float | None = None  # from one engine to another: rows are on their way,
+    transfer_end_s: float | None = None  # all of them are there,
+    landed_s: float | None = None  # and the scheduler knows (of a tier's load, too)
+    decode_admitted_s: float | None = None  # first scheduled by the engine that continues it
+
+    @property
+    def prefill_end_s(self) -> float | None:
+        """The prompt is computed: that is when its first token comes."""
+        return self.token_s[0] if self.token_s else None
+
+    def resumed(self, num_tokens: int, own: Timeline) -> Timeline:
+        """A copy with a stamp for each of `num_tokens` tokens, to go on with; what `own` knows already stays as it is there."""
+        stamps = self.token_s[:num_tokens]
+        stamps += [stamps[-1] if stamps else self.arrival_s] * (num_tokens - len(stamps))
+        kept = {f.name: value for f in fields(own) if f.default is None and (value := getattr(own, f.name)) is not None}
+        return replace(self, token_s=stamps, **kept)
+
+    def wait_parts(self) -> WaitParts | None:
+        """The four parts of a wait for a tier; None if there was none, or it is not over."""
+        times = (self.retrieve_start_s, self.retrieve_end_s, self.polled_s, self.handed_off_s, self.admitted_s)
+        return None if None in times else WaitParts(*(b - a for a, b in zip(times, times[1:])))
 
     @property
     def queue_s(self) -> float | None:
@@ -179,6 +221,23 @@ class Logprob:
     decoded_token: str | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Resume:
+    """How far another engine has come with a request: handed over after its prefill, or lost on the way.
+
+    Attributes:
+        output_token_ids: that its reader has.
+        sent_chars: characters of their text that its reader has; fewer than all where a stop string may have begun.
+        timeline: its stamps so far, those of `output_token_ids` among them.
+        num_cached_tokens: of the prompt, found in a cache when it was first admitted.
+    """
+
+    output_token_ids: tuple[int, ...] = ()
+    sent_chars: int = 0
+    timeline: Timeline | None = None
+    num_cached_tokens: int = 0
+
+
 class Request:
     """The scheduler's view of one sequence: four counters, a block table, a hash chain, a timeline."""
 
@@ -186,12 +245,14 @@ class Request:
         "request_id", "params", "prompt", "token_ids", "num_prompt_tokens", "num_tokens", "num_computed_tokens", "num_cached_tokens",
         "max_num_tokens", "stop_ids", "block_ids", "capacity", "block_hashes", "num_hashed_blocks", "cache_salt", "status",
         "finish_reason", "stop_reason", "error", "timeline", "rng", "logprobs", "detokenizer", "text", "output_kind", "sent",
-        "prompt_token_ids", "grammar",
+        "prompt_token_ids", "grammar", "source", "hold", "may_load",
+        "num_resumed_tokens",
     )
 
     def __init__(self, request_id: str, prompt_token_ids: list[int], params: SamplingParams, *, max_model_len: int,
                  eos_token_ids: tuple[int, ...] = (), arrival_s: float = 0.0, cache_salt: str | None = None,
-                 prompt: str | None = None, output_kind: OutputKind = OutputKind.FINAL_ONLY, seed: int | None = None) -> None:
+                 prompt: str | None = None, output_kind: OutputKind = OutputKind.FINAL_ONLY, seed: int | None = None,
+                 resume: Resume | None = None, hold: bool = False, source: Any = None) -> None:
         if not prompt_token_ids:
             raise RequestError("prompt: is empty; send at least one token")
         if len(prompt_token_ids) >= max_model_len:
@@ -215,7 +276,7 @@ class Request:
         self.num_hashed_blocks = 0  # leading blocks already offered to the prefix cache
         self.cache_salt = cache_salt
         self.status = Status.WAITING
-        self.finish_reason: str | None = None  # "stop" | "length" | "abort" | "error"
+        self.finish_reason: str | None = None  # "stop" | "length" | "abort" | "error"; "handed_over" is never shown
         self.stop_reason: int | str | None = None  # the stop token or string that ended it
         self.error: str | None = None
         self.timeline = Timeline(arrival_s=arrival_s)
@@ -227,6 +288,45 @@ class Request:
         self.text = ""
         self.output_kind = output_kind
         self.sent = (0, 0)  # characters and tokens of the output that deltas have carried so far
+        self.hold = hold  # keep its blocks after the first token, for another engine to read
+        self.source = source  # where else the rows of all its tokens but the last are, for the connector to read; or None
+        self.may_load = True  # a load that failed is not tried again
+        self.num_resumed_tokens = 0  # of the output, given by the engine that came before
+        if resume is not None:
+            self.resume(resume)
+
+    def resume(self, resume: Resume) -> None:
+        """Take over the output of an engine that came before; only while there is none of its own.
+
+        Raises:
+            RequestError: the output is complete, so there is nothing to go on with.
+        """
+        n = len(resume.output_token_ids)
+        if self.num_tokens != self.num_prompt_tokens:
+            raise ValueError(f"{self} has output of its own and cannot resume another's")
+        if self.num_tokens + n >= self.max_num_tokens:
+            raise RequestError(f"resume: {self.num_prompt_tokens} prompt and {n} output tokens leave no token to generate, because the request "
+                               f"ends at {self.max_num_tokens}; raise max_tokens or max_model_len")
+        self.token_ids += resume.output_token_ids
+        self.num_tokens += n
+        self.num_resumed_tokens = n
+        if self.params.temperature > 0:
+            for _ in range(n):
+                self.rng.random()
+        if self.logprobs is not None:
+            self.logprobs += [{} for _ in range(n)]  # their reader has them
+        self.sent = (resume.sent_chars, n)
+        self.num_cached_tokens = resume.num_cached_tokens
+        self.timeline = (resume.timeline or self.timeline).resumed(n, self.timeline)
+
+    def hashes(self, num_blocks: int, block_size: int) -> list[bytes]:
+        """The hash chain of its first `num_blocks` full blocks, extended as needed and kept."""
+        chain = self.block_hashes
+        while len(chain) < num_blocks:
+            parent = chain[-1] if chain else root_hash(self.cache_salt)
+            start = len(chain) * block_size
+            chain.append(block_hash(parent, self.token_ids[start: start + block_size]))
+        return chain if len(chain) == num_blocks else chain[:num_blocks]
 
     @property
     def output_token_ids(self) -> list[int]:

@@ -1,23 +1,32 @@
 """One iteration, one decision, one token budget. Pure Python; drives the real engine and the simulator.
 
-    schedule()  decodes first (one token each), then answers that were appended to, then open prefills, then new requests, until the
-                budget is spent
+    schedule()  decodes first (one token each), then answers that were appended to, then open prefills, then requests whose content has
+                landed, then new ones, until the budget is spent
     update()    tokens came back: advance, append, offer full blocks to the prefix cache, finish
     append()    tokens that need no sampling, because a grammar leaves no choice: the request is behind by several, and catches up
+    landed()    blocks that a connector was asked to load have their content (loading.py)
+    release()   blocks that were held for a decoder have been read
+
+    WAITING ─ start_load ─▶ LOADING ─ landed ─▶ READY ─▶ RUNNING ─▶ FINISHED        without a connector: WAITING ─▶ RUNNING ─▶ FINISHED
+    WAITING ◀─────────── load_failed ┘       WAITING ◀─ preempted ┴─▶ HELD ─ release ─▶ FINISHED
 
 Invariants:
   - a request that can decode is in every step, and so is one whose answer has begun (max_num_batched_tokens >= max_num_seqs)
   - a running request holds the blocks of all tokens it has; only a decode can need one more
   - a block is offered to the prefix cache after the step that computed it, never while it is in flight
   - the oldest running request is never preempted for a younger one, so somebody always gets through
+  - blocks are given to those who wait in the order of the queue: a load that can start takes none from a request that came before it
 """
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import NamedTuple, Sequence
 
-from .kv.blocks import BlockPool, block_hash, root_hash
+from .kv.blocks import BlockPool
+from .kv.connector import KVConnector
+from .loading import Found, Loads, cached_prefix, take_blocks
 from .request import Request, RequestError, Status
 
 __all__ = ["Chunk", "Scheduler", "Step"]
@@ -37,7 +46,7 @@ class Step:
     decodes: list[Request] = field(default_factory=list)  # exactly one token each
     prefills: list[Chunk] = field(default_factory=list)
     preempted: list[Request] = field(default_factory=list)
-    failed: list[Request] = field(default_factory=list)  # outgrew the pool: finished here with an error
+    failed: list[Request] = field(default_factory=list)  # finished here with an error: outgrew the pool, or could not be loaded
 
     @property
     def num_tokens(self) -> int:
@@ -49,7 +58,15 @@ class Step:
 
 
 class Scheduler:
-    def __init__(self, pool: BlockPool, *, max_num_batched_tokens: int, max_num_seqs: int, long_prefill_token_threshold: int = 0) -> None:
+    """
+    Args:
+        connector: brings and takes blocks; None: the pool is all there is.
+        load_admission: when a load starts: "poll", as schedule() walks the queue; "event", as soon as there are blocks for it.
+        kv_load_failure_policy: what becomes of a request whose load failed: "recompute", or "fail".
+    """
+
+    def __init__(self, pool: BlockPool, *, max_num_batched_tokens: int, max_num_seqs: int, long_prefill_token_threshold: int = 0,
+                 connector: KVConnector | None = None, load_admission: str = "poll", kv_load_failure_policy: str = "recompute") -> None:
         if max_num_batched_tokens < max_num_seqs:
             raise ValueError(f"max_num_batched_tokens={max_num_batched_tokens} is below max_num_seqs={max_num_seqs}: decodes would starve")
         self.pool = pool
@@ -58,6 +75,13 @@ class Scheduler:
         self.long_prefill_token_threshold = long_prefill_token_threshold
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # in order of admission
+        self.connector = connector
+        self.load_admission, self.kv_load_failure_policy = load_admission, kv_load_failure_policy
+        self.loads = Loads(pool, connector)
+        self.loading = self.loads.loading  # by request_id
+        self.ready: deque[Request] = deque()  # in order of landing
+        self.held: dict[str, Request] = {}
+        self._unloadable: list[Request] = []  # ended since the last step
         self.now_s = 0.0  # handed in by schedule() and update(); stamps what ends in between
 
     # --- in and out -----------------------------------------------------------------------------------------
@@ -73,29 +97,48 @@ class Scheduler:
             raise RequestError(f"prompt: {request.num_tokens} tokens need {need} blocks of {self.pool.block_size} and the pool has "
                                f"{self.pool.num_blocks}; shorten the prompt or enlarge the pool (kv_cache_memory_bytes)")
         self.waiting.append(request)
+        self._start_loads()
 
     def abort(self, request: Request) -> None:
-        """Take a request out, wherever it stands, and give its blocks back. Call between steps; twice is harmless."""
+        """Take a request out, wherever it stands, and give its blocks back. Twice is harmless. If it runs, call between steps."""
         self.finish(request, "abort")
 
     def finish(self, request: Request, reason: str) -> None:
         """End a request from outside update(): an abort, a stop string, an error."""
+        if request.finished:
+            return
         if request.status is Status.WAITING:
             self.waiting.remove(request)
         elif request.status is Status.RUNNING:
             self.running.remove(request)
-        if not request.finished:
-            self._end(request, reason)
+        elif request.status is Status.READY:
+            self.ready.remove(request)
+        elif request.status is Status.HELD:
+            del self.held[request.request_id]
+        elif self.loads.finish(request) and not self.connector.cancel(request):
+            self.loads.isolate(request)
+        self._end(request, reason)
+        self._start_loads()
+
+    def release(self, request_id: str) -> Request | None:
+        """Give back the blocks of a request that was held; they stay cached. None if none by that id is held: twice is harmless."""
+        request = self.held.get(request_id)
+        if request is not None:
+            self.finish(request, "handed_over")
+        return request
 
     @property
     def has_unfinished(self) -> bool:
-        return bool(self.running or self.waiting)
+        """There is something that a step computes, now or later: what is held is not, what is loading is."""
+        return bool(self.running or self.waiting or self.loading or self.ready or self._unloadable)
 
     # --- the decision ---------------------------------------------------------------------------------------
 
     def schedule(self, now_s: float = 0.0) -> Step:
         self.now_s = now_s
         step = Step()
+        if self._unloadable:
+            step.failed, self._unloadable = self._unloadable, []
         decodes, answers, open_prefills = step.decodes, [], []
         running = self.running
         i = 0
@@ -116,13 +159,25 @@ class Scheduler:
             if budget > 0:
                 budget -= self._prefill(request, budget, step)
 
+        while budget > 0 and self.ready and len(running) < self.max_num_seqs and self._has_room(self.ready[0]):
+            budget -= self._prefill(self._run(self.ready.popleft()), budget, step)
         if not step.preempted:  # a request that just lost its blocks must not be overtaken
-            while budget > 0 and self.waiting and len(running) < self.max_num_seqs and self._admit(self.waiting[0]):
-                budget -= self._prefill(self.waiting.popleft(), budget, step)
+            while budget > 0 and self.waiting and len(running) < self.max_num_seqs:
+                request = self.waiting[0]
+                found = None if self.connector is None else self.loads.find(request)
+                if found is not None:
+                    if not self._load(request, found):
+                        break
+                elif take_blocks(self.pool, request, cached_prefix(self.pool, request)):
+                    budget -= self._prefill(self._run(self.waiting.popleft()), budget, step)
+                else:
+                    break
         return step
 
     def _prefill(self, request: Request, budget: int, step: Step) -> int:
         """Give a request the next part of what it lacks; returns the tokens spent."""
+        if request.timeline.prefill_start_s is None and request.num_computed_tokens < request.num_prompt_tokens:
+            request.timeline.prefill_start_s = self.now_s
         n = min(request.num_tokens - request.num_computed_tokens, budget)
         if self.long_prefill_token_threshold:
             n = min(n, self.long_prefill_token_threshold)
@@ -132,34 +187,30 @@ class Scheduler:
             step.prefills.append(Chunk(request, n))
         return n
 
-    def _admit(self, request: Request) -> bool:
-        """Move a waiting request to running with blocks for all its tokens, cached ones first; False if they do not fit now."""
-        pool = self.pool
-        hit: list[int] = []
-        if pool.enable_prefix_caching:
-            # Capped one token short: the last token is computed even if all is cached, for its logits.
-            hit = pool.find(self._hashes(request, (request.num_tokens - 1) // pool.block_size))
-        need = pool.blocks_for(request.num_tokens) - len(hit)
-        if need > pool.num_free_blocks - pool.num_idle(hit):
-            return False
-        pool.share(hit)
-        request.block_ids = hit + pool.allocate(need)
-        request.capacity = len(request.block_ids) * pool.block_size
-        request.num_computed_tokens = len(hit) * pool.block_size
-        request.num_hashed_blocks = len(hit)
-        if request.timeline.admitted_s is None:
-            request.timeline.admitted_s = self.now_s
-            request.num_cached_tokens = request.num_computed_tokens
+    def _run(self, request: Request) -> Request:
+        timeline = request.timeline
+        if timeline.admitted_s is None:
+            timeline.admitted_s = self.now_s
+            request.num_cached_tokens = min(request.num_computed_tokens, request.num_prompt_tokens)
+        if request.num_resumed_tokens and timeline.decode_admitted_s is None:
+            timeline.decode_admitted_s = self.now_s
         request.status = Status.RUNNING
         self.running.append(request)
-        return True
+        return request
+
+    def _has_room(self, request: Request) -> bool:
+        """A request that got its first token while it was loading may lack the block for it."""
+        if request.num_tokens > request.capacity and self.pool.num_free_blocks:
+            self._extend(request, 1)
+        return request.num_tokens <= request.capacity
 
     def _grow(self, request: Request, step: Step) -> bool:
-        """One more block for a decode, preempting the youngest running requests if need be; False if it lost its own place."""
+        """One more block for a decode, preempting the youngest requests if need be, those that do not run yet first; False if it lost its
+        own place."""
         pool = self.pool
         while not pool.num_free_blocks:
-            victim = self.running.pop()
-            if victim is request and not self.running:  # alone, and still too large
+            victim = self.ready.pop() if self.ready else self.running.pop()
+            if victim is request and pool.blocks_for(request.num_tokens) > pool.num_blocks:
                 request.error = (f"the request grew to {request.num_tokens} tokens and the pool holds {pool.num_blocks} blocks of "
                                  f"{pool.block_size}; lower max_tokens or enlarge the pool (kv_cache_memory_bytes)")
                 self._end(request, "error")
@@ -168,9 +219,12 @@ class Scheduler:
             self._preempt(victim, step)
             if victim is request:
                 return False
-        request.block_ids += pool.allocate(1)
-        request.capacity += pool.block_size
+        self._extend(request, 1)
         return True
+
+    def _extend(self, request: Request, num_blocks: int) -> None:
+        request.block_ids += self.pool.allocate(num_blocks)
+        request.capacity += num_blocks * self.pool.block_size
 
     def _preempt(self, request: Request, step: Step) -> None:
         """Back to the head of the queue, to be recomputed; what stays cached will be found again."""
@@ -201,7 +255,7 @@ class Scheduler:
             for request in step.decodes:
                 if not request.num_computed_tokens % size:
                     self._offer_blocks(request)
-        ended = []
+        ended, held = [], []
         for request, token in zip(sampled, token_ids):
             if token is None:
                 after = f"structured_outputs: after {request.num_tokens - request.num_prompt_tokens} tokens"
@@ -220,10 +274,16 @@ class Scheduler:
                 ended.append((request, "stop"))
             elif request.num_tokens >= request.max_num_tokens:
                 ended.append((request, "length"))
-        if ended:
-            for request, reason in ended:
-                self._end(request, reason)
+            elif request.hold:
+                held.append(request)
+        for request in held:
+            request.status = Status.HELD
+            self.held[request.request_id] = request
+        for request, reason in ended:
+            self._end(request, reason)
+        if ended or held:
             self.running = [request for request in self.running if request.status is Status.RUNNING]
+            self._start_loads()
         return [request for request, _ in ended]
 
     def room(self, request: Request) -> int:
@@ -249,26 +309,95 @@ class Scheduler:
             request.timeline.token_s += [now_s] * len(token_ids)
             missing = self.pool.blocks_for(request.num_tokens) - len(request.block_ids)
             if missing > 0:
-                request.block_ids += self.pool.allocate(missing)
-                request.capacity += missing * self.pool.block_size
+                self._extend(request, missing)
 
-    def _offer_blocks(self, request: Request) -> None:
-        """Make the blocks that are now fully computed findable."""
-        full = request.num_computed_tokens // self.pool.block_size
-        if full > request.num_hashed_blocks:
-            hashes = self._hashes(request, full)
-            for i in range(request.num_hashed_blocks, full):
-                self.pool.register(request.block_ids[i], hashes[i])
+    def _offer_blocks(self, request: Request, store: bool = True) -> None:
+        """Make the blocks that are now full findable, and offer them to the connector."""
+        first, full = request.num_hashed_blocks, request.num_computed_tokens // self.pool.block_size
+        if full > first:
+            hashes, blocks = request.hashes(full, self.pool.block_size)[first:], request.block_ids[first:full]
+            for block, h in zip(blocks, hashes):
+                self.pool.register(block, h)
             request.num_hashed_blocks = full
+            if store and self.connector is not None:
+                self.loads.store(hashes, blocks)
 
-    def _hashes(self, request: Request, num_blocks: int) -> list[bytes]:
-        """The hash chain of the first `num_blocks` full blocks, extended as needed and kept with the request."""
-        chain, size = request.block_hashes, self.pool.block_size
-        while len(chain) < num_blocks:
-            parent = chain[-1] if chain else root_hash(request.cache_salt)
-            start = len(chain) * size
-            chain.append(block_hash(parent, request.token_ids[start: start + size]))
-        return chain if len(chain) == num_blocks else chain[:num_blocks]
+    # --- loads ----------------------------------------------------------------------------------------------
+
+    def start_load(self, request: Request) -> bool:
+        """Let the connector bring what a waiting request can have from elsewhere; False if that is nothing, or there is no room now."""
+        found = self.loads.find(request)
+        return found is not None and self._load(request, found)
+
+    def _load(self, request: Request, found: Found, spare: int = 0) -> bool:
+        """WAITING -> LOADING, if that leaves `spare` blocks and a block for each request that may soon need one: what has been loaded should not
+        be the first to be preempted."""
+        others = len(self.running) + len(self.loading) + len(self.ready)
+        if len(self.loading) + len(self.ready) >= self.max_num_seqs or not self.loads.start(request, found, spare + others):
+            return False
+        self.waiting.remove(request)
+        request.status = Status.LOADING
+        return True
+
+    def _start_loads(self) -> None:
+        """With load_admission="event": blocks may have come free, or a request has come. Who waits for a place to compute keeps his claim."""
+        if self.connector is None or self.load_admission != "event":
+            return
+        claimed = 0
+        for request in list(islice(self.waiting, self.max_num_seqs)):
+            found = self.loads.find(request)
+            if found is None:
+                claimed += self.pool.blocks_for(request.num_tokens)
+            elif not self._load(request, found, claimed):
+                break
+
+    def landed(self, request: Request, num_blocks: int, now_s: float = 0.0) -> None:
+        """The first `num_blocks` of the blocks that were to be loaded have their content; what follows them is computed here."""
+        if not self.loads.finish(request):
+            self.settled(request)
+            return
+        self.now_s = request.timeline.landed_s = now_s
+        loaded = (request.num_hashed_blocks + num_blocks) * self.pool.block_size
+        request.num_computed_tokens = min(loaded, request.num_tokens - 1)
+        if self.pool.enable_prefix_caching:
+            self._offer_blocks(request, store=request.source is not None)  # a tier's blocks are there already
+        request.source = None
+        request.status = Status.READY
+        self.ready.append(request)
+
+    def load_failed(self, request: Request, now_s: float = 0.0, *, error: str = "", settled: bool = True) -> None:
+        """A load came to nothing: the request is computed here, and not loaded again, or ends (`kv_load_failure_policy`). Without `settled` its
+        blocks may still be written to, until settled() is called."""
+        if not self.loads.finish(request):
+            if settled:
+                self.settled(request)
+            return
+        self.now_s = now_s
+        if not settled:
+            self.loads.isolate(request)
+        request.source, request.may_load = None, False
+        if self.kv_load_failure_policy == "fail":
+            request.error = f"the request's KV cache could not be loaded ({error or 'the transfer failed'}); send the request again"
+            self._end(request, "error")
+            self._unloadable.append(request)
+        else:
+            self._give_back(request)
+            request.num_computed_tokens = 0
+            request.status = Status.WAITING
+            self.waiting.appendleft(request)
+        self._start_loads()
+
+    def settled(self, request: Request) -> None:
+        """Nothing writes any more to the blocks that this request had when its load was cancelled or failed; twice is harmless."""
+        self.loads.settled(request)
+        self._start_loads()
+
+    def stored(self, block_ids: Sequence[int]) -> None:
+        """Blocks that the connector was asked to store are copied, or will not be."""
+        self.loads.stored(block_ids)
+        self._start_loads()
+
+    # ----------------------------------------------------------------------------------------------------------
 
     def _end(self, request: Request, reason: str) -> None:
         self._give_back(request)
@@ -282,14 +411,18 @@ class Scheduler:
 
     def check(self) -> None:
         """Raise AssertionError if an invariant does not hold between steps."""
-        self.pool.check(request.block_ids for request in self.running)
-        for request in self.running:
-            assert request.status is Status.RUNNING, request
+        holders = [*self.running, *self.ready, *self.held.values()]
+        self.pool.check([*(request.block_ids for request in holders), *self.loads.tables()])
+        for request in (*holders, *self.loading.values()):
             assert 0 <= request.num_computed_tokens < request.num_tokens <= request.max_num_tokens, request
-            assert request.num_tokens - 1 <= request.capacity == len(request.block_ids) * self.pool.block_size, request
-            lacks = request.num_tokens - request.num_computed_tokens
-            assert lacks == 1 or request.num_tokens <= request.capacity, request
+            assert request.capacity == len(request.block_ids) * self.pool.block_size, request
             assert len(request.timeline.token_s) == request.num_tokens - request.num_prompt_tokens, request
+        for request in self.running:
+            lacks = request.num_tokens - request.num_computed_tokens
+            assert request.num_tokens - (lacks == 1) <= request.capacity, request
         for request in self.waiting:
-            assert request.status is Status.WAITING and not request.block_ids and not request.num_computed_tokens, request
+            assert not request.block_ids and not request.num_computed_tokens, request
+        for status, requests in ((Status.RUNNING, self.running), (Status.READY, self.ready), (Status.WAITING, self.waiting),
+                                 (Status.HELD, self.held.values()), (Status.LOADING, self.loading.values())):
+            assert all(request.status is status for request in requests), (status, requests)
         assert len(self.running) <= self.max_num_seqs
