@@ -151,7 +151,7 @@ def test_a_link_to_a_setting_names_a_widget_and_a_trait_that_exist():
     from bookkit.settings import SETTING, check
 
     check("RowBytes.kv_cache_dtype=fp8&RowBytes-2.tokens=2000")
-    with pytest.raises(ValueError, match="there is no widget 'RowBits'; there are KernelFloor, RowBytes"):
+    with pytest.raises(ValueError, match="there is no widget 'RowBits'; there are CopyCount, KernelFloor"):
         check("RowBits.tokens=2")
     with pytest.raises(ValueError, match="RowBytes has no trait 'token'; it has .*tokens"):
         check("RowBytes.tokens=1&RowBytes.token=2")

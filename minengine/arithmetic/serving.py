@@ -1,31 +1,7 @@
-"""Moving and serving: the pieces of a transfer, and the rates that tie sessions, requests and tokens together."""
+"""Serving: the rates that tie sessions, requests and tokens together, and how two figures compare."""
 from __future__ import annotations
 
-from minengine.config import KV_CACHE_LAYOUTS, ConfigError
-
-__all__ = ["decode_tok_s", "descriptors", "excess", "in_flight", "interactivity", "naive_tok_s", "share", "step_gain", "total_tok_s", "wire_time_s"]
-
-
-# --- moving: how many pieces -------------------------------------------------------------------------------
-
-def descriptors(layout: str, tokens: int, block_size: int, layers: int, regions_per_layer: int = 1) -> int:
-    """Pieces of one request's cache before merging.
-
-    One a block where the blocks are outermost (`BLHNC`, ...), else `regions_per_layer` a layer and block:
-    200,000 tokens are 15,288 at 78 layers and 1,024-token blocks, 3,125 block-major at 64.
-
-    Raises:
-        ConfigError: an unknown layout.
-    """
-    if layout not in KV_CACHE_LAYOUTS:
-        raise ConfigError(f"kv_cache_layout='{layout}': use one of {', '.join(KV_CACHE_LAYOUTS)}")
-    blocks = -(-tokens // block_size)
-    return blocks if layout[0] == "B" else blocks * layers * regions_per_layer
-
-
-def wire_time_s(nbytes: float, bytes_per_s: float) -> float:
-    """Seconds that the bytes alone take on a link, one way."""
-    return nbytes / bytes_per_s
+__all__ = ["decode_tok_s", "excess", "in_flight", "interactivity", "naive_tok_s", "share", "step_gain", "total_tok_s"]
 
 
 # --- serving: tokens, users, requests ----------------------------------------------------------------------

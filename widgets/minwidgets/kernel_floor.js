@@ -3,6 +3,7 @@ import { binding } from "./binding.js";
 import { blank, choice, freshId, make, numberField, showNumber, stat, tableBelow, thousands } from "./controls.js";
 import { NAMES, PARTS, floorDrawing, split } from "./kernel_drawing.js";
 import { complaint, inUse, numbers } from "./kernel_formulas.js";
+import { digits, inUnits, spokenBytes, spokenShort } from "./units.js";
 
 const LABELS = {
   query_tokens: "Query tokens", heads: "Heads of this rank", top_k: "Slots of a query", fill: "Share that hold a row",
@@ -12,20 +13,7 @@ const SLIDERS = { query_tokens: [1, 256, 1], heads: [8, 128, 8], top_k: [64, 409
 const STEP = { fill: 0.01, memory_tb_s: "any", matrix_tflop_s: "any" };
 const FIELDS = ["card", ...Object.keys(LABELS)];
 
-/** Three digits that count, and all digits before the point. */
-const digits = (value) => (value < 999.5 ? Number(value.toPrecision(3)).toString() : thousands(Math.round(value)));
-
-/** An amount in the largest of `units` that leaves something before the point; each is a thousand of the one before. */
-function inUnits(value, units) {
-  let unit = 0;
-  let amount = value;
-  for (; amount >= 999.5 && unit < units.length - 1; unit++) amount /= 1000;
-  const exact = unit === 0 && Number.isInteger(amount);
-  return `${exact || amount >= 999.5 ? thousands(Math.round(amount)) : amount.toPrecision(3)}\u00a0${units[unit]}`;
-}
-const spokenBytes = (bytes) => inUnits(bytes, ["bytes", "kB", "MB", "GB", "TB"]);
 const spokenFlops = (flops) => inUnits(flops, ["FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP"]);
-const spokenShort = (seconds) => inUnits(1e9 * seconds, ["ns", "µs", "ms", "s"]);
 
 /** `memory-bound`, or of two launches that differ `memory, then compute`. */
 function spokenBound({ launches }) {
