@@ -1,0 +1,167 @@
+"""`Cluster(...).generate(...)`: what `LLM` is, with its engines in processes of their own."""
+from __future__ import annotations
+
+import asyncio
+import itertools
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any, Coroutine, Iterator, Mapping, Sequence, TypeVar
+
+from ..config import EngineArgs
+from ..request import CompletionOutput, RequestError, RequestOutput, SamplingParams
+from .front import AsyncCluster, WorkerInfo
+from .plan import ClusterArgs
+
+__all__ = ["Cluster"]
+
+Prompt = str | Mapping[str, Any]
+T = TypeVar("T")
+CLUSTER_OPTIONS = tuple(ClusterArgs.__dataclass_fields__)
+
+
+class Cluster:
+    """A model served by worker processes on this machine. Close it, or use it as a context manager; its processes end with this one in any case.
+
+    Works in scripts, notebooks and inside a running asyncio loop: what is asynchronous has a thread of its own.
+
+    Args:
+        model: "smollm2", "glm-mini", or a local Hugging Face directory.
+        options: fields of `ClusterArgs` (prefill=1, decode=2, router_policy="random", ...) and of `EngineArgs`, which then hold for every worker.
+
+    Raises:
+        ConfigError: an option or a worker cannot run as asked; no process is left then.
+    """
+
+    def __init__(self, model: str = "smollm2", *, prefill: int = 0, decode: int = 1, **options: Any) -> None:
+        cluster = {"prefill": prefill, "decode": decode, **{name: options.pop(name) for name in CLUSTER_OPTIONS if name in options}}
+        args = EngineArgs.from_options({"model": model, **options})
+        self.engine = AsyncCluster(args, ClusterArgs(**cluster), max_num_waiting=1 << 30)
+        self._ids = itertools.count()
+        self._loop = asyncio.new_event_loop()
+        self._thread = Thread(target=self._loop.run_forever, name="cluster", daemon=True)
+        self._thread.start()
+
+    # --- requests -----------------------------------------------------------------------------------------------
+
+    def generate(self, prompts: Prompt | Sequence[Prompt], sampling_params: SamplingParams | Sequence[SamplingParams] | None = None, *,
+                 session_ids: Sequence[str | None] | None = None) -> list[RequestOutput]:
+        """Serve all prompts together; the outputs come in the prompts' order. Prompts as `LLM.generate` takes them.
+
+        Args:
+            session_ids: one a prompt; prompts that share one go to the same decoder.
+
+        Raises:
+            RequestError: a prompt cannot be served; the others are then given up.
+            EngineDead: no worker is left.
+        """
+        if not isinstance(prompts, (str, Mapping, Sequence)):
+            raise RequestError(f"prompts: use a text, a dict or a list of them; got {prompts!r}")
+        many = [prompts] if isinstance(prompts, (str, Mapping)) else list(prompts)
+        params = list(sampling_params) if isinstance(sampling_params, (list, tuple)) else [sampling_params or SamplingParams()] * len(many)
+        sessions = list(session_ids or [None] * len(many))
+        for name, given in (("sampling_params", params), ("session_ids", sessions)):
+            if len(given) != len(many):
+                raise RequestError(f"{name}: {len(given)} given for {len(many)} prompts; give one a prompt")
+        return self._wait(self._all(many, params, sessions))
+
+    async def _all(self, prompts: list[Prompt], params: list[SamplingParams], sessions: list[str | None]) -> list[RequestOutput]:
+        tasks = [asyncio.create_task(self._whole(prompt, p, session)) for prompt, p, session in zip(prompts, params, sessions)]
+        try:
+            return list(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)  # what is given up has been given up when the caller hears of it
+
+    async def _whole(self, prompt: Prompt, params: SamplingParams, session_id: str | None) -> RequestOutput:
+        whole = None
+        async for output in self.engine.generate(prompt, params, self._new_id(), session_id=session_id):
+            whole = _appended(whole, output)
+        return whole
+
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, session_id: str | None = None) -> Iterator[RequestOutput]:
+        """Serve one prompt; yields the output so far whenever there is more. Closing the iterator aborts the request."""
+        news: SimpleQueue[RequestOutput | BaseException] = SimpleQueue()
+
+        async def read() -> None:
+            try:
+                whole = None
+                async for output in self.engine.generate(prompt, sampling_params or SamplingParams(), self._new_id(), session_id=session_id):
+                    whole = _appended(whole, output)
+                    news.put(whole)
+            except BaseException as error:
+                news.put(error)
+                raise
+
+        task = asyncio.run_coroutine_threadsafe(read(), self._loop)
+        try:
+            while True:
+                output = news.get()
+                if isinstance(output, BaseException):
+                    raise output
+                yield output
+                if output.finished:
+                    return
+        finally:
+            task.cancel()
+
+    def chat(self, messages: Sequence[Mapping[str, str]], sampling_params: SamplingParams | None = None) -> RequestOutput:
+        """Answer a conversation `[{"role": ..., "content": ...}, ...]` under the model's own chat template."""
+        return self.generate(self.chat_prompt(messages), sampling_params)[0]
+
+    def chat_prompt(self, messages: Sequence[Mapping[str, str]]) -> dict[str, Any]:
+        """The prompt that `chat` sends, for use with `stream`."""
+        tokenizer = self.get_tokenizer()
+        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True)
+        return {"prompt_token_ids": tokenizer.encode(text, add_special_tokens=False)}  # the template writes them itself
+
+    def get_tokenizer(self) -> Any:
+        if self.engine.tokenizer is None:
+            raise RequestError("this model directory has no tokenizer.json; send prompt_token_ids")
+        return self.engine.tokenizer
+
+    # --- the workers ----------------------------------------------------------------------------------------------
+
+    @property
+    def workers(self) -> list[WorkerInfo]:
+        """Each with its role, process, threads and layout, as it is now."""
+        return self.engine.workers
+
+    def close(self) -> None:
+        """End the workers. Requests that others still wait for see `EngineDead`. Twice is harmless."""
+        if self._loop.is_closed():
+            return
+        self.engine.close()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def __enter__(self) -> "Cluster":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- the loop ---------------------------------------------------------------------------------------------------
+
+    def _new_id(self) -> str:
+        return f"request-{next(self._ids)}"
+
+    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:  # Ctrl-C: what nobody waits for is not computed
+            future.cancel()
+            raise
+
+
+def _appended(whole: RequestOutput | None, output: RequestOutput) -> RequestOutput:
+    """A new output, of a delta and everything before it."""
+    if whole is None:
+        return output
+    a, b = whole.outputs[0], output.outputs[0]
+    logprobs = None if b.logprobs is None else a.logprobs + b.logprobs
+    completion = CompletionOutput(b.index, a.text + b.text, a.token_ids + b.token_ids, b.finish_reason, b.stop_reason, logprobs)
+    return RequestOutput(output.request_id, output.prompt, output.prompt_token_ids, [completion], output.finished, output.num_cached_tokens, output.metrics,
+                         output.error)

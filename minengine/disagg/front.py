@@ -1,0 +1,391 @@
+"""Workers behind the face of one engine: `AsyncCluster` has what `AsyncLLM` has, and its engines are elsewhere.
+
+A request's way, prefill and decode apart:
+
+    front    reads the prompt, fixes the seed, has the router choose       ─ AddRequest(hold) ─▶   prefill worker
+    prefill  computes the prompt, samples the first token, keeps the rows  ─ Report, HeldRequest ▶ front
+    front    hands the request over with the token it has                  ─ AddRequest(resume, source) ─▶ decoder
+    decoder  reads the rows from the prefill worker, goes on               ─ Report ─▶             front
+
+A request that is handed over and one whose worker died are the same thing: a request whose first n output tokens are given. So a worker may
+end or fall silent at any moment; what it had goes on elsewhere, no token lost and none twice.
+
+All state changes under one lock: requests come from the loop's thread, news from a thread a worker, and the supervisor has its own. None of
+them waits for anything while it has the lock.
+"""
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from dataclasses import dataclass, replace
+from random import Random
+from threading import RLock
+from typing import TYPE_CHECKING, Any, Mapping, NamedTuple, Sequence
+
+from ..config import EngineArgs
+from ..kv.blocks import block_hash, root_hash
+from ..prompt import Prompt, read_prompt
+from ..request import RequestError, RequestOutput, SamplingParams, Timeline
+from ..streams import AsyncFront, EngineStats
+from .flight import Flight
+from .messages import Abort, AddRequest, Connect, Delta, Disconnect, HeldRequest, Refused, Release, Report, SnapshotPlease, SnapshotTaken, WorkerStats
+from .plan import ClusterArgs, check_fit, plan
+from .router import NoPlace, NoWorker, Router, RouteRequest, WorkerSpec
+from .supervise import Supervisor, Worker
+
+if TYPE_CHECKING:
+    from ..grammar import GrammarBackend
+
+__all__ = ["AsyncCluster", "WorkerInfo"]
+
+MAX_DEATHS = 3  # a request whose workers have ended so often may be what ends them
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInfo:
+    """A worker as it is now; what it said last."""
+
+    name: str
+    role: str  # "both", "prefill" or "decode"
+    state: str  # "starting", "up", "sick", "stopped" or "gone"
+    pid: int | None
+    restarts: int
+    num_threads: int
+    kv_cache_layout: str
+    kv_cache_dtype: str
+    block_size: int
+    num_blocks: int
+    num_free_blocks: int
+    num_running: int
+    num_waiting: int
+    transfer: str  # how KV moves, "" where it does not
+    transfers: Mapping[str, float]
+
+
+class _Read(NamedTuple):
+    prompt: Prompt
+    cache_salt: str | None
+    hashes: list[bytes]
+
+
+class AsyncCluster(AsyncFront):
+    """
+    Args:
+        args: of every worker, as far as `cluster` says nothing else of its role.
+
+    Raises:
+        ConfigError: a worker cannot run as asked, or two do not fit together; no process is left then.
+    """
+
+    def __init__(self, args: EngineArgs, cluster: ClusterArgs = ClusterArgs(), *, max_num_waiting: int = 1024) -> None:
+        from ..tokenizer import load_tokenizer
+
+        starts = plan(args, cluster)
+        self.cluster_args = cluster
+        self._lock = RLock()
+        self._flights: dict[str, Flight] = {}  # unfinished requests
+        self._keys: dict[str, Flight] = {}  # by the key under which a worker has them now
+        self._parked: deque[Flight] = deque()  # that wait for a worker, or for a place
+        self._seeds = Random(args.seed)
+        self._told: dict[str, WorkerStats] = {}
+        self._before: dict[str, WorkerStats] = {}  # of processes that have ended, added up
+        self.num_retries = 0
+        decoders = [start for start in starts if start.role != "prefill"]
+        self._block_size = starts[0].args.block_size  # the router counts in blocks of those who read prompts
+        self._router = Router(cluster.router_policy, block_size=self._block_size, clock=time.perf_counter, seed=args.seed, workers=[
+            # As many again as can run may wait there: an ended request is followed at once, and what is routed late is routed well.
+            WorkerSpec(start.name, start.role, 2 * start.args.max_num_seqs) for start in starts])
+        self._supervisor = Supervisor(starts, self, lock=self._lock, worker_timeout_s=cluster.worker_timeout_s)
+        self._workers = self._supervisor.workers
+        self._ready = False
+        tokenizer = load_tokenizer(args.model)  # before any process is made: a name that is no model is found here
+        self._supervisor.begin()
+        self._supervisor.wait()
+        try:
+            with self._lock:
+                ready = {name: worker.ready for name, worker in self._workers.items()}
+                check_fit(ready)
+                one = next(iter(ready.values()))
+                self._grammars: GrammarBackend | None = None
+                super().__init__(args=args, tokenizer=tokenizer, config=one.config, max_model_len=one.max_model_len,
+                                 num_seqs=sum(start.args.max_num_seqs for start in decoders), max_num_waiting=max_num_waiting,
+                                 clock=time.perf_counter, compile=self._compile)
+                self._ready = True
+                for worker in self._workers.values():
+                    self._introduce(worker)
+        except BaseException:
+            self._supervisor.stop(at_once=True)
+            raise
+
+    # --- what a server asks -------------------------------------------------------------------------------------
+
+    @property
+    def workers(self) -> list[WorkerInfo]:
+        with self._lock:
+            return [self._info(worker) for worker in self._workers.values()]
+
+    def _info(self, worker: Worker) -> WorkerInfo:
+        ready, stats, layout = worker.ready, self._told.get(worker.name, WorkerStats()), worker.ready.layout
+        up = worker.state in ("up", "sick")
+        return WorkerInfo(worker.name, worker.role, worker.state, worker.process.pid if worker.process else None, worker.restarts, ready.num_threads,
+                          layout.order, ready.kv_cache_dtype, layout.block_size, ready.num_blocks, stats.num_free_blocks if up else 0,
+                          stats.num_running if up else 0, stats.num_waiting if up else 0, ready.about_transfer, stats.transfers)
+
+    def stats(self) -> EngineStats:
+        with self._lock:
+            workers, counts = self.workers, self._counts
+            blocks = sum(worker.num_blocks for worker in workers if worker.state == "up")
+            free = sum(worker.num_free_blocks for worker in workers if worker.state == "up")
+            every = [*self._told.values(), *self._before.values()]
+            return EngineStats(self._num_running(), self._num_waiting(), 1 - free / blocks if blocks else 0.0, counts["prompt"], counts["cached"],
+                               counts["generation"], counts["preemptions"], sum(stats.steps for stats in every),
+                               sum(stats.jump_forward_tokens for stats in every), dict(self._finished))
+
+    def router_stats(self) -> dict[str, Any]:
+        with self._lock:
+            return self._router.stats()
+
+    def _num_running(self) -> int:
+        running = sum(self._told[name].num_running for name, worker in self._workers.items() if worker.state == "up" and name in self._told)
+        return min(running, len(self._flights))
+
+    def _num_waiting(self) -> int:
+        return len(self._flights) - self._num_running() + self._num_preparing
+
+    async def shutdown(self) -> None:
+        """End all workers after their present step; requests that are left see `EngineDead`."""
+        self._draining = True
+        await asyncio.to_thread(self.close)
+
+    def close(self) -> None:
+        """`shutdown` for a thread that has no loop."""
+        self._supervisor.stop()
+        with self._lock:
+            if not self._over:
+                self._end_all(self._error or "shut down")
+
+    # --- requests, on the loop's thread ---------------------------------------------------------------------------
+
+    def _compile(self, params: Any) -> Any:
+        if self._grammars is None:
+            from ..grammar import GrammarBackend
+
+            self._grammars = GrammarBackend(self.tokenizer, self.model_config.vocab_size, self.model_config.eos_token_ids)
+        return self._grammars.compile(params)
+
+    def _read(self, prompt: Any, params: SamplingParams, cache_salt: str | None) -> _Read:
+        read = read_prompt(prompt, self.tokenizer, self.model_config.vocab_size)
+        salt = read.cache_salt if cache_salt is None else cache_salt
+        if salt is not None and not isinstance(salt, str):
+            raise RequestError(f"cache_salt={salt!r}: use a string")
+        for worker in self._workers.values():
+            layout, n = worker.ready.layout, len(read.token_ids)
+            if n > worker.ready.num_blocks * layout.block_size and n < self.max_model_len:
+                raise RequestError(f"prompt: {n} tokens need {-(-n // layout.block_size)} blocks of {layout.block_size} and the pool of worker {worker.name} has "
+                                   f"{worker.ready.num_blocks}; shorten the prompt or enlarge the pool (kv_cache_memory_bytes)")
+        hashes: list[bytes] = []
+        if self._router.policy == "kv_aware":
+            parent, size = root_hash(salt), self._block_size
+            for start in range(0, len(read.token_ids) - size + 1, size):
+                parent = block_hash(parent, read.token_ids[start: start + size])
+                hashes.append(parent)
+        return _Read(read, salt, hashes)
+
+    def _submit(self, request_id: str, read: _Read, params: SamplingParams, cache_salt: str | None, session_id: str | None, arrival_s: float) -> None:
+        with self._lock:
+            # What is drawn depends on no worker, so that another can go on with it; as LLMEngine draws it.
+            seed = self._seeds.getrandbits(64)
+            params = replace(params, seed=seed) if params.seed is None else params
+            flight = Flight(request_id, read.prompt, params, read.cache_salt, session_id, read.hashes, Timeline(arrival_s=arrival_s))
+            self._flights[request_id] = flight
+            self._parked.append(flight)
+            self._dispatch()
+
+    def _cancel(self, request_id: str) -> None:
+        with self._lock:
+            flight = self._flights.get(request_id)
+            if flight is not None:
+                self._leave(flight)
+                self._close_flight(flight, "cancelled")
+                self._publish([flight.end("abort", self.clock())])
+                self._dispatch()
+
+    # --- who computes what; all below is called with the lock -------------------------------------------------------
+
+    def _dispatch(self) -> None:
+        """Send off those that wait for a worker, the first first, as far as there are places."""
+        while self._parked and (self._parked[0].request_id not in self._flights or self._send_off(self._parked[0])):
+            self._parked.popleft()
+
+    def _send_off(self, flight: Flight) -> bool:
+        route = RouteRequest(request_id=flight.request_id, num_tokens=flight.num_tokens, hashes=flight.hashes, session_id=flight.session_id,
+                             exclude=frozenset(flight.avoid))
+        try:
+            chosen = self._router.route(route)
+            flight.prefill, flight.decode = chosen.prefill, chosen.decode
+        except NoPlace:
+            return False
+        except NoWorker:
+            alone = self._decoder_alone()
+            if alone is None:
+                return False
+            flight.prefill = flight.decode = alone
+        if flight.timeline.routed_s is None:
+            flight.timeline.routed_s = self.clock()
+        self._give(flight, flight.prefill, hold=flight.prefill != flight.decode)
+        return True
+
+    def _decoder_alone(self) -> str | None:
+        """Without a prefill worker a decoder reads prompts too: the one that has the fewest requests."""
+        if not self.cluster_args.prefill or any(worker.state == "up" for worker in self._workers.values() if worker.role == "prefill"):
+            return None
+        load = dict.fromkeys((name for name, worker in self._workers.items() if worker.state == "up"), 0)
+        for flight in self._flights.values():
+            if flight.worker in load:
+                load[flight.worker] += 1
+        return min(load, key=load.get, default=None)
+
+    def _give(self, flight: Flight, name: str, *, hold: bool = False, source: Any = None) -> None:
+        flight.worker = name
+        self._keys[flight.new_key()] = flight
+        resume = flight.resume
+        timeline = Timeline(arrival_s=flight.timeline.arrival_s, routed_s=flight.timeline.routed_s)
+        self._workers[name].send(AddRequest(key=flight.key, prompt=flight.prompt, params=flight.params, cache_salt=flight.cache_salt,
+                                            timeline=timeline, resume=resume, hold=hold, source=source))
+
+    def _leave(self, flight: Flight) -> None:
+        """Whoever has it shall let go of it; what comes of it from now on is stale."""
+        if flight.key is not None:
+            self._keys.pop(flight.key, None)
+            self._workers[flight.worker].send(Abort(flight.key))
+            flight.worker = flight.key = None
+        self._let_go(flight)
+
+    def _let_go(self, flight: Flight) -> None:
+        if flight.held is not None:
+            name, key = flight.held
+            self._workers[name].send(Release(key))
+            flight.held = None
+
+    def _close_flight(self, flight: Flight, how: str) -> None:
+        """`how` is the router's word for its end: "finished" or "cancelled"."""
+        self._flights.pop(flight.request_id, None)
+        if flight.key is not None:
+            self._keys.pop(flight.key, None)
+        self._let_go(flight)
+        getattr(self._router, how)(flight.request_id)
+
+    def _retry(self, flights: Sequence[Flight], worker: Worker, why: str, *, died: bool) -> None:
+        """Go on elsewhere with what this worker had."""
+        for flight in reversed(flights):
+            self._leave(flight)
+            self._router.cancelled(flight.request_id)
+            flight.deaths += died
+            if flight.deaths >= MAX_DEATHS:
+                self._close_flight(flight, "cancelled")
+                self._publish([flight.end("error", self.clock(), f"the request was given up: {flight.deaths} workers ended while they computed it, "
+                                                                 f"the last one {worker.name}, which {why}")])
+                continue
+            self.num_retries += 1
+            flight.avoid = {worker.name}
+            self._parked.appendleft(flight)  # the oldest first
+        self._dispatch()
+
+    def _at(self, name: str) -> list[Flight]:
+        return [flight for flight in self._flights.values() if flight.worker == name]
+
+    # --- news of workers (supervise.Listener) -------------------------------------------------------------------------
+
+    def worker_up(self, worker: Worker) -> None:
+        self._told[worker.name] = WorkerStats(num_free_blocks=worker.ready.num_blocks)
+        if self._ready:
+            self._router.worker_up(worker.name)
+            self._introduce(worker)
+            self._dispatch()
+
+    def _introduce(self, worker: Worker) -> None:
+        """Make a new process and those that are there known to each other."""
+        if worker.ready.metadata is None:
+            return
+        for other in self._workers.values():
+            if other is not worker and other.state in ("up", "sick") and other.ready.metadata is not None:
+                other.send(Connect(worker.name, worker.ready.metadata))
+
+    def worker_down(self, worker: Worker, why: str) -> None:
+        stats = self._told.pop(worker.name, WorkerStats())
+        before = self._before.get(worker.name, WorkerStats())
+        self._before[worker.name] = WorkerStats(steps=before.steps + stats.steps, jump_forward_tokens=before.jump_forward_tokens + stats.jump_forward_tokens)
+        if not self._ready:
+            return
+        self._router.worker_down(worker.name)
+        for other in self._workers.values():
+            if other is not worker and other.process is not None and other.ready is not None and worker.ready is not None and worker.ready.metadata is not None:
+                other.send(Disconnect(worker.name))
+        if all(each.state == "gone" for each in self._workers.values() if each.role != "prefill"):
+            self._error = RuntimeError(f"worker {worker.name} {why}, and was not to be started again")
+            self._end_all(self._error)
+        else:
+            self._retry(self._at(worker.name), worker, why, died=True)
+
+    def worker_sick(self, worker: Worker) -> None:
+        self._router.worker_sick(worker.name)
+        self._retry(self._at(worker.name), worker, "does not answer", died=False)
+
+    def worker_well(self, worker: Worker) -> None:
+        self._router.worker_well(worker.name)
+        self._dispatch()
+
+    def looked_after(self) -> None:
+        if self._ready:
+            self._router.expired()
+            self._dispatch()  # a worker that failed may have its trial now
+
+    def worker_said(self, worker: Worker, message: Any) -> None:
+        match message:
+            case Report():
+                self._told[worker.name] = message.stats
+                if message.events and worker.ready.layout.block_size == self._block_size and not self._router.apply(worker.name, message.events):
+                    worker.send(SnapshotPlease())
+                self._booked(worker, message.deltas)
+                for held in message.held:
+                    self._hand_over(worker, held)
+            case SnapshotTaken(snapshot):
+                self._router.resync(worker.name, snapshot)
+            case Refused(key, why):
+                flight = self._keys.get(key)
+                if flight is not None:
+                    self._close_flight(flight, "cancelled")
+                    if flight.token_ids:
+                        self._publish([flight.end("error", self.clock(), why)])
+                    else:
+                        self._on_loops([(flight.request_id, RequestError(why))])
+                    self._dispatch()
+
+    def _booked(self, worker: Worker, deltas: list[Delta]) -> None:
+        outputs: list[RequestOutput] = []
+        for delta in deltas:
+            flight = self._keys.get(delta.key)
+            if flight is None:
+                continue
+            outputs.append(flight.take(delta))
+            if delta.finish_reason is not None:
+                self._close_flight(flight, "finished")
+            elif len(flight.token_ids) == len(delta.token_ids):
+                self._router.prefilled(flight.request_id)
+            else:
+                self._let_go(flight)  # its decoder has shown that it has the rows
+                self._router.progressed(flight.request_id, flight.num_tokens)
+        if outputs:
+            self._publish(outputs)
+        if self._parked and deltas:
+            self._dispatch()
+
+    def _hand_over(self, worker: Worker, held: HeldRequest) -> None:
+        flight = self._keys.pop(held.key, None)
+        if flight is None:
+            worker.send(Release(held.key))
+            return
+        flight.held = (worker.name, held.key)
+        self._give(flight, flight.decode, source=held.source)
+

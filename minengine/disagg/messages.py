@@ -1,0 +1,187 @@
+"""What the front and its workers say to each other, pickled over a socket pair. Plain data: no process can be confused by another's state.
+
+    front  -> worker   Start, then AddRequest, Abort, Release, Connect, Disconnect, SnapshotPlease, Ping, Stop
+    worker -> front    Ready or StartFailed, then Report (one a step), HeldRequest, Refused, SnapshotTaken, Pong, Failed
+
+A request is known to a worker by a key of its own for every time that it is handed out, the request's id and a running number: whatever comes
+under a key that the front has given up is stale, and dropped.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..config import EngineArgs, ModelConfig
+from ..kv.events import KVEvent, Snapshot
+from ..request import Logprob, Resume, SamplingParams, Timeline
+
+if TYPE_CHECKING:
+    from ..kv.layout import KVLayout
+    from ..prompt import Prompt
+
+__all__ = ["Abort", "AddRequest", "Connect", "Delta", "Disconnect", "Failed", "HeldRequest", "Ping", "Pong", "Ready", "Refused", "Release", "Report",
+           "SnapshotPlease", "SnapshotTaken", "Start", "StartFailed", "Stop", "WorkerStats"]
+
+
+# --- to a worker -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """
+    Attributes:
+        role: "both", "prefill" or "decode".
+        transfer: "auto", "nixl" or "shm": how KV moves; None: it does not.
+    """
+
+    name: str
+    role: str
+    args: EngineArgs
+    transfer: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AddRequest:
+    """
+    Attributes:
+        timeline: of a request that begins here: when it arrived and was routed.
+        resume: what the request has given already, of one that is continued here.
+        hold: keep its blocks after its first token, for a decoder.
+        source: where the KV of its tokens lies (a `KVSource`), or None.
+    """
+
+    key: str
+    prompt: Prompt
+    params: SamplingParams  # with a seed
+    cache_salt: str | None
+    timeline: Timeline
+    resume: Resume | None = None
+    hold: bool = False
+    source: Any = None
+
+
+class Abort(NamedTuple):
+    key: str
+
+
+class Release(NamedTuple):
+    """Give up what is held for a decoder; harmless if nothing is."""
+
+    key: str
+
+
+class Connect(NamedTuple):
+    """Another worker's transfer agent: KV may come from it or go to it from now on."""
+
+    worker: str
+    metadata: bytes
+
+
+class Disconnect(NamedTuple):
+    """That worker's process has ended."""
+
+    worker: str
+
+
+class SnapshotPlease(NamedTuple):
+    pass
+
+
+class Ping(NamedTuple):
+    number: int
+
+
+class Stop(NamedTuple):
+    pass
+
+
+# --- from a worker ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ready:
+    """The engine is there.
+
+    Attributes:
+        fingerprint: of the weights: equal if and only if, in all likelihood, they are.
+        layout: where the rows lie in the pool.
+        metadata: what others connect to, None without transfers.
+        about_transfer: in one line, how KV moves and why so.
+    """
+
+    pid: int
+    config: ModelConfig
+    fingerprint: str
+    max_model_len: int
+    num_threads: int
+    num_blocks: int
+    layout: KVLayout
+    kv_cache_dtype: str
+    metadata: bytes | None = None
+    about_transfer: str = ""
+
+
+class StartFailed(NamedTuple):
+    message: str
+
+
+class Delta(NamedTuple):
+    """What is new of a request. `timeline` comes with the first token and with the end; in between `token_s` are the new stamps."""
+
+    key: str
+    text: str
+    token_ids: list[int]
+    token_s: list[float]
+    num_cached_tokens: int
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    logprobs: list[dict[int, Logprob]] | None = None
+    timeline: Timeline | None = None
+    error: str | None = None
+
+
+class WorkerStats(NamedTuple):
+    num_running: int = 0
+    num_waiting: int = 0
+    num_free_blocks: int = 0
+    steps: int = 0
+    jump_forward_tokens: int = 0
+    transfers: dict[str, float] = {}  # counts and seconds of the worker's connector since its start
+
+
+class HeldRequest(NamedTuple):
+    """Its prompt is computed, its first token sent, and its rows wait at `source` (a `KVSource`) for a decoder."""
+
+    key: str
+    source: Any
+
+
+@dataclass(slots=True)
+class Report:
+    """A step's outcome."""
+
+    deltas: list[Delta] = field(default_factory=list)
+    held: list[HeldRequest] = field(default_factory=list)
+    events: list[KVEvent] = field(default_factory=list)
+    stats: WorkerStats = WorkerStats()
+
+
+class Refused(NamedTuple):
+    """The request can never be served here; nothing of it was computed."""
+
+    key: str
+    message: str
+
+
+class SnapshotTaken(NamedTuple):
+    snapshot: Snapshot
+
+
+class Pong(NamedTuple):
+    number: int
+
+
+class Failed(NamedTuple):
+    """The worker ends; its last words."""
+
+    message: str

@@ -1,0 +1,92 @@
+"""Which workers a cluster has, and whether they fit together."""
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any, Mapping
+
+from ..config import ConfigError, EngineArgs
+from .messages import Ready, Start
+from .router import POLICIES
+
+__all__ = ["ClusterArgs", "check_fit", "plan"]
+
+TRANSFERS = ("auto", "nixl", "shm")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterArgs:
+    """
+    Attributes:
+        prefill: workers that only read prompts; 0: every worker does both.
+        decode: workers that write the answers.
+        prefill_args, decode_args: fields of EngineArgs that are different on the workers of that role.
+        worker_timeout_s: a worker that says nothing for so long gets no requests, and its own are continued elsewhere.
+        transfer: "nixl", "shm" (a copy through shared memory, on one machine), or "auto": NIXL where it is there.
+    """
+
+    prefill: int = 0
+    decode: int = 1
+    router_policy: str = "kv_aware"
+    prefill_args: Mapping[str, Any] | None = None
+    decode_args: Mapping[str, Any] | None = None
+    worker_timeout_s: float = 5.0
+    transfer: str = "auto"
+
+    def __post_init__(self) -> None:
+        def demand(ok: bool, name: str, remedy: str) -> None:
+            if not ok:
+                raise ConfigError(f"{name}={getattr(self, name)!r}: {remedy}")
+
+        def whole(value: Any) -> bool:
+            return isinstance(value, int) and not isinstance(value, bool)
+
+        demand(whole(self.prefill) and 0 <= self.prefill <= 1024, "prefill", "use 0 (every worker reads prompts itself) or a number of workers")
+        demand(whole(self.decode) and 1 <= self.decode <= 1024, "decode", "use 1 or more workers; somebody has to write the answers")
+        demand(self.router_policy in POLICIES, "router_policy", f"use one of {', '.join(POLICIES)}")
+        demand(self.transfer in TRANSFERS, "transfer", f"use one of {', '.join(TRANSFERS)}")
+        demand(isinstance(self.worker_timeout_s, (int, float)) and 0.1 <= self.worker_timeout_s <= 86400, "worker_timeout_s", "use 0.1 to 86400 seconds")
+        for name in ("prefill_args", "decode_args"):
+            demand(getattr(self, name) is None or isinstance(getattr(self, name), Mapping), name, "use a dict of engine options")
+        demand(self.prefill > 0 or not self.prefill_args, "prefill_args", "there is no prefill worker to have them; use decode_args, or prefill=1")
+
+
+def plan(args: EngineArgs, cluster: ClusterArgs) -> list[Start]:
+    """The workers, prefill first. The machine's cores, or `args.num_threads`, are split among those whose own arguments name no number.
+
+    Raises:
+        ConfigError: an argument of a role is none of the engine's.
+    """
+    roles = ["prefill"] * cluster.prefill + ["decode" if cluster.prefill else "both"] * cluster.decode
+    total = args.num_threads or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else args.num_threads or os.cpu_count() or 1
+    shares = [max(1, total // len(roles) + (i < total % len(roles))) for i in range(len(roles))]
+    numbers = dict.fromkeys(roles, 0)
+    starts = []
+    for role, share in zip(roles, shares):
+        own = dict((cluster.prefill_args if role == "prefill" else cluster.decode_args) or {})
+        fields = {name: getattr(args, name) for name in args.__dataclass_fields__}
+        starts.append(Start(name=f"{'engine' if role == 'both' else role}{numbers[role]}", role=role,
+                            args=EngineArgs.from_options({**fields, "num_threads": share, **own}), transfer=cluster.transfer if cluster.prefill else None))
+        numbers[role] += 1
+    return starts
+
+
+def check_fit(ready: Mapping[str, Ready]) -> None:
+    """
+    Raises:
+        ConfigError: two workers cannot serve the same requests; one sentence that says which and why.
+    """
+    (first, one), *others = ready.items()
+    for name, other in others:
+        if other.config != one.config or other.fingerprint != one.fingerprint:
+            raise ConfigError(f"model: worker {name} runs another model than {first} ({_about(other)}, and {_about(one)}); start all with the same model and dtype")
+        if other.max_model_len != one.max_model_len:
+            raise ConfigError(f"max_model_len: worker {name} takes {other.max_model_len} tokens and {first} {one.max_model_len}; give all the same, "
+                              "and each a pool that holds it (kv_cache_memory_bytes)")
+        if other.kv_cache_dtype != one.kv_cache_dtype:
+            raise ConfigError(f"kv_cache_dtype: worker {name} keeps rows as {other.kv_cache_dtype} and {first} as {one.kv_cache_dtype}; use one for all")
+
+
+def _about(ready: Ready) -> str:
+    config = ready.config
+    return f"{config.architecture} with {config.num_hidden_layers} layers of {config.hidden_size}, weights {ready.fingerprint[:8]}"

@@ -1,0 +1,301 @@
+"""Worker processes: started, listened to, watched, started again.
+
+    starting ── Ready ──▶ up ── silent for worker_timeout_s ──▶ sick ── heard again ──▶ up
+        ▲                  │                                      │ silent for SICK_FACTOR times as long: killed
+        └── after a pause ─┴─── its process ended ◀───────────────┘
+    gone: it has ended MAX_STARTS times in a row before it was up
+
+A worker's process is a Python of its own, not a fork, that imports nothing of the program that made it: a notebook or a script without a
+`__main__` guard can have workers. It ends with its parent, however that ends (worker.py).
+
+Everything that is told to the listener is told under `lock`, one thing at a time.
+"""
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import time
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
+from threading import Condition, Event, RLock, Thread
+from typing import Any, Callable, Protocol, Sequence
+
+from ..config import ConfigError
+from .messages import Failed, Ping, Pong, Ready, Start, StartFailed, Stop
+
+__all__ = ["Listener", "Supervisor", "Worker", "WorkerProcess"]
+
+SICK_FACTOR = 6  # a stopped process may be somebody's debugger; for so many times worker_timeout_s
+MAX_STARTS = 5
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 30.0
+STABLE_S = 60.0  # up for so long, a worker's earlier ends are forgotten
+STOP_S = 5.0  # for a step that is under way when all is to end
+
+
+class Listener(Protocol):
+    """Who is told; all calls come under the supervisor's lock."""
+
+    def worker_up(self, worker: Worker) -> None: ...
+    def worker_down(self, worker: Worker, why: str) -> None: ...
+    def worker_sick(self, worker: Worker) -> None: ...
+    def worker_well(self, worker: Worker) -> None: ...
+    def worker_said(self, worker: Worker, message: Any) -> None: ...
+    def looked_after(self) -> None: ...  # now and then
+
+
+class WorkerProcess:
+    """One process, from its start to its end. A thread reads what it says; another writes, so that nobody waits for one that does not read.
+
+    Args:
+        on_message: called in the reading thread; on_end: the same, once, with the exit code.
+    """
+
+    def __init__(self, start: Start, on_message: Callable[["WorkerProcess", Any], None], on_end: Callable[["WorkerProcess", int], None]) -> None:
+        mine, its = socket.socketpair()
+        threads = str(start.args.num_threads or 1)
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+        try:
+            # A session of its own: Ctrl-C in the terminal is for the parent, which ends its workers when it has drained.
+            self.popen = subprocess.Popen([sys.executable, "-m", "minengine.disagg.worker", str(its.fileno()), str(os.getpid())], env=env,
+                                          pass_fds=[its.fileno()], stdin=subprocess.DEVNULL, stdout=2, start_new_session=True)
+        except BaseException:
+            mine.close()
+            raise
+        finally:
+            its.close()
+        self.pid = self.popen.pid
+        self._connection = Connection(mine.detach())
+        self._outbox: SimpleQueue[bytes | None] = SimpleQueue()
+        self._on_message, self._on_end = on_message, on_end
+        for name, target in (("reads", self._read), ("writes", self._write)):
+            Thread(target=target, name=f"{start.name} {name}", daemon=True).start()
+        self.send(start)
+
+    def send(self, message: Any) -> None:
+        self._outbox.put(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
+
+    def kill(self) -> None:
+        self.popen.kill()
+
+    def _write(self) -> None:
+        try:
+            while (data := self._outbox.get()) is not None:
+                self._connection.send_bytes(data)
+        except OSError:  # it has ended: the reading thread sees that too
+            pass
+
+    def _read(self) -> None:
+        try:
+            while True:
+                self._on_message(self, self._connection.recv())
+        except (EOFError, OSError):
+            pass
+        self._outbox.put(None)
+        try:
+            code = self.popen.wait(STOP_S)
+        except subprocess.TimeoutExpired:  # it let go of its end and does not end
+            self.kill()
+            code = self.popen.wait()
+        self._connection.close()
+        self._on_end(self, code)
+
+
+class Worker:
+    """A place for one process after the other.
+
+    Attributes:
+        state: "starting", "up", "sick", "stopped" (between two processes) or "gone".
+        ready: what its last process said of itself.
+        restarts: processes started after the first.
+    """
+
+    def __init__(self, start: Start) -> None:
+        self.start = start
+        self.name, self.role = start.name, start.role
+        self.state = "stopped"
+        self.process: WorkerProcess | None = None
+        self.ready: Ready | None = None
+        self.restarts = -1
+        self.last_words: str | None = None
+        self.failures = 0  # ends in a row
+        self.since_s = self.start_at_s = 0.0
+        self.ping = 0  # number of the last one
+        self.ping_s: float | None = None  # when it was sent, while nothing has been heard since
+
+    def send(self, message: Any) -> None:
+        """Nothing, if there is no process."""
+        if self.process is not None:
+            self.process.send(message)
+
+
+class Supervisor:
+    """
+    Args:
+        worker_timeout_s: silence after which a worker counts as sick.
+        start_timeout_s: a process that is not ready by then is killed.
+    """
+
+    def __init__(self, starts: Sequence[Start], listener: Listener, *, lock: RLock, worker_timeout_s: float = 5.0, start_timeout_s: float = 600.0,
+                 clock: Callable[[], float] = time.perf_counter) -> None:
+        self.workers = {start.name: Worker(start) for start in starts}
+        self.lock = lock
+        self.worker_timeout_s, self.start_timeout_s = worker_timeout_s, start_timeout_s
+        self._listener, self._clock = listener, clock
+        self._interval_s = min(1.0, worker_timeout_s / 4)
+        self._wake = Event()
+        self._changed = Condition(lock)
+        self._starting = True  # the first time: then a failure is the caller's, and nothing is tried again
+        self._error: str | None = None
+        self._stopping = False
+        # Processes are made by this thread, which is there as long as they are: on Linux they end with the THREAD that made them.
+        self._thread = Thread(target=self._run, name="supervisor", daemon=True)
+
+    def begin(self) -> None:
+        """Start the processes; `wait` for them."""
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Return when all workers are up.
+
+        Raises:
+            ConfigError: one failed; none is left then.
+        """
+        try:
+            with self._changed:
+                self._changed.wait_for(lambda: self._error is not None or all(worker.state == "up" for worker in self.workers.values()))
+                self._starting = False
+            if self._error is not None:
+                raise ConfigError(self._error)
+        except BaseException:  # Ctrl-C as well
+            self.stop(at_once=True)
+            raise
+
+    def stop(self, *, at_once: bool = False) -> None:
+        """End all processes, after their present step unless `at_once`, and return when they have ended. Twice is harmless."""
+        with self.lock:
+            self._stopping = True
+            processes = [worker.process for worker in self.workers.values() if worker.process is not None]
+        for process in processes:
+            process.kill() if at_once else process.send(Stop())
+        self._wake.set()
+        until_s = self._clock() + STOP_S
+        for process in processes:
+            try:
+                process.popen.wait(max(0.0, until_s - self._clock()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.popen.wait()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    # --- the supervisor's thread --------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        last_s = self._clock()
+        while True:
+            with self.lock:
+                if self._stopping:
+                    break
+                now_s = self._clock()
+                overslept = now_s - last_s > 3 * self._interval_s  # this process was stopped itself: nobody's silence counts
+                last_s = now_s
+                for worker in self.workers.values():
+                    self._look_after(worker, now_s, overslept)
+                self._listener.looked_after()
+                pauses = [worker.start_at_s - now_s for worker in self.workers.values() if worker.state == "stopped"]
+            self._wake.wait(max(0.0, min([self._interval_s, *pauses])))
+            self._wake.clear()
+        for worker in self.workers.values():  # what they made must not outlive them because this thread was quicker
+            if worker.process is not None:
+                worker.process.popen.wait()
+
+    def _look_after(self, worker: Worker, now_s: float, overslept: bool) -> None:
+        if worker.state == "stopped" and now_s >= worker.start_at_s:
+            self._spawn(worker, now_s)
+        elif worker.state == "starting" and now_s - worker.since_s > self.start_timeout_s:
+            worker.last_words = f"was not ready after {self.start_timeout_s:g} s"
+            worker.process.kill()
+        elif worker.state == "up" and worker.ping_s is None:
+            self._ping(worker, now_s)
+        elif worker.state == "up" and overslept:
+            worker.ping_s = now_s
+        elif worker.state == "up" and now_s - worker.ping_s > self.worker_timeout_s:
+            worker.state, worker.since_s = "sick", now_s
+            self._listener.worker_sick(worker)
+        elif worker.state == "sick" and now_s - worker.since_s > SICK_FACTOR * self.worker_timeout_s:
+            worker.last_words = f"has not answered for {now_s - worker.ping_s:.0f} s"
+            worker.process.kill()
+
+    def _spawn(self, worker: Worker, now_s: float) -> None:
+        worker.state, worker.since_s, worker.last_words = "starting", now_s, None
+        try:
+            worker.process = WorkerProcess(worker.start, self._heard, self._ended)
+            worker.restarts += 1
+        except OSError as error:
+            self._down(worker, f"cannot be started ({error})", now_s)
+
+    def _ping(self, worker: Worker, now_s: float) -> None:
+        worker.ping += 1
+        worker.ping_s = now_s
+        worker.process.send(Ping(worker.ping))
+
+    # --- the reading threads ------------------------------------------------------------------------------------
+
+    def _find(self, process: WorkerProcess) -> Worker | None:
+        return next((worker for worker in self.workers.values() if worker.process is process), None)
+
+    def _heard(self, process: WorkerProcess, message: Any) -> None:
+        with self.lock:
+            worker = self._find(process)
+            if worker is None or self._stopping:
+                return
+            worker.ping_s = None
+            if worker.state == "sick":
+                worker.state, worker.since_s = "up", self._clock()
+                self._listener.worker_well(worker)
+            if isinstance(message, Pong):
+                return
+            if isinstance(message, (StartFailed, Failed)):
+                worker.last_words = message.message
+            elif isinstance(message, Ready):
+                worker.state, worker.ready, worker.since_s = "up", message, self._clock()
+                self._listener.worker_up(worker)
+                self._changed.notify_all()
+            else:
+                self._listener.worker_said(worker, message)
+
+    def _ended(self, process: WorkerProcess, code: int) -> None:
+        with self.lock:
+            worker = self._find(process)
+            if worker is None:
+                return
+            now_s = self._clock()
+            if worker.state in ("up", "sick") and now_s - worker.since_s > STABLE_S:
+                worker.failures = 0
+            if not self._stopping:
+                self._down(worker, worker.last_words or _end(code, worker.state), now_s)
+            self._wake.set()
+
+    def _down(self, worker: Worker, why: str, now_s: float) -> None:
+        worker.process, worker.ping_s = None, None
+        worker.failures += 1
+        if self._starting:
+            worker.state = "gone"
+            self._error = self._error or f"worker {worker.name}: {why}"
+            self._changed.notify_all()
+            return
+        worker.state = "gone" if worker.failures > MAX_STARTS else "stopped"
+        worker.start_at_s = now_s + min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 4 ** (worker.failures - 1))
+        self._listener.worker_down(worker, why)
+
+
+def _end(code: int, state: str) -> str:
+    if code >= 0:
+        return f"ended by itself with exit code {code}"
+    name = signal.Signals(-code).name if -code in {each.value for each in signal.Signals} else f"signal {-code}"
+    hint = ", perhaps for want of memory: ask for less (kv_cache_memory_bytes) or fewer workers" if name == "SIGKILL" and state == "starting" else ""
+    return f"was ended by {name}{hint}"
