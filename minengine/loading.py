@@ -71,9 +71,14 @@ class Loads:
         self.pool.release(self.quarantine.pop(request, []))
 
     def store(self, hashes: Sequence[bytes], block_ids: Sequence[int]) -> None:
+        self.borrow(block_ids)
+        if self.connector.store(hashes, block_ids) is False:
+            self.stored(block_ids)
+
+    def borrow(self, block_ids: Sequence[int]) -> None:
+        """Keep held blocks as they are for somebody who reads them, whatever becomes of their request; given back by `stored`."""
         self.pool.share(block_ids)
         self.storing.update(block_ids)
-        self.connector.store(hashes, block_ids)
 
     def stored(self, block_ids: Sequence[int]) -> None:
         """

@@ -392,8 +392,12 @@ class Scheduler:
         self.loads.settled(request)
         self._start_loads()
 
+    def borrow(self, block_ids: Sequence[int]) -> None:
+        """Keep these held blocks for the connector, which reads them or lets others do so; it gives them back by `stored`."""
+        self.loads.borrow(block_ids)
+
     def stored(self, block_ids: Sequence[int]) -> None:
-        """Blocks that the connector was asked to store are copied, or will not be."""
+        """Blocks that the connector was asked to store are copied, or will not be; and what it borrowed."""
         self.loads.stored(block_ids)
         self._start_loads()
 

@@ -36,7 +36,7 @@ class KVConnector(Protocol):
         until `settled`."""
         ...
 
-    def store(self, hashes: Sequence[bytes], block_ids: Sequence[int]) -> None:
+    def store(self, hashes: Sequence[bytes], block_ids: Sequence[int]) -> bool | None:
         """These blocks are full and computed. Copy them out, or not; they stay as they are until they are given back by `stored`, which the
-        scheduler waits for in any case."""
+        scheduler waits for in any case. False: they are not wanted, and are given back with that."""
         ...
