@@ -9,6 +9,7 @@ __version__ = "0.1.0"
 
 _HOME = {
     "LLM": "llm",
+    "Cluster": "disagg.cluster",
     "LLMEngine": "engine",
     "EngineArgs": "config",
     "ConfigError": "config",

@@ -56,11 +56,11 @@ def _triton(lines: list[str], cuda: bool) -> None:
 def _nixl(lines: list[str]) -> None:
     for name in ("nixl", "nixl-cu12", "nixl-cu13"):
         try:
-            lines.append(f"NIXL      {version(name)}")
+            lines.append(f"NIXL      {version(name)}, moves KV between prefill and decode workers")
             return
         except PackageNotFoundError:
             continue
-    lines.append("NIXL      not there: nothing in this version needs it (pip install 'minengine[nixl]' brings it)")
+    lines.append("NIXL      not there: KV moves between workers through shared memory alone (pip install 'minengine[nixl]' brings it)")
 
 
 def _server(lines: list[str]) -> None:

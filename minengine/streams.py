@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from .request import RequestError, RequestOutput, SamplingParams
 
 if TYPE_CHECKING:
     from .config import EngineArgs, ModelConfig
+    from .disagg.front import WorkerInfo
     from .request import StructuredOutputsParams
     from .tokenizer import Tokenizer
 
@@ -150,6 +151,11 @@ class AsyncFront:
     def stats(self) -> EngineStats:
         """Read without waiting for anybody: a count may be one step old."""
         raise NotImplementedError
+
+    @property
+    def workers(self) -> Sequence[WorkerInfo]:
+        """The processes that compute, as they are now; none if it is this one."""
+        return ()
 
     async def shutdown(self) -> None:
         """End whoever computes; requests that are left see `EngineDead`."""

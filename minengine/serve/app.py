@@ -6,7 +6,7 @@ from typing import Any
 from fastapi import FastAPI
 
 from .. import __version__
-from ..async_llm import AsyncLLM
+from ..streams import AsyncFront
 from .args import ServeArgs
 from .auth import ApiKeys
 from .errors import ERROR_RESPONSES, install_handlers
@@ -19,7 +19,7 @@ from . import chat, completions, routes  # after ServerState, which they share w
 __all__ = ["ServeArgs", "ServerState", "create_app"]
 
 
-def create_app(engine: AsyncLLM, args: ServeArgs) -> FastAPI:
+def create_app(engine: AsyncFront, args: ServeArgs) -> FastAPI:
     """The server of one engine; `app.state.server` is its ServerState.
 
     Raises:

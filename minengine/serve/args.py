@@ -2,10 +2,14 @@
 from __future__ import annotations
 
 import argparse
+import json
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 from ..config import ConfigError, EngineArgs
+from ..disagg.plan import TRANSFERS, ClusterArgs
+from ..disagg.router import POLICIES
 from ..flags import add_flags
 from .limits import ServeLimits
 
@@ -25,6 +29,15 @@ SERVER_HELP = {
     "tool_grammar": "hold tool calls to their schemas while they are generated; without it a required or named call is only a wish, and so is strict",
     "chat_template": "a jinja2 file that replaces the model's own (default: the model's own)",
     "drain_timeout_s": "after SIGTERM or SIGINT, how long running requests may still take",
+}
+CLUSTER_HELP = {
+    "prefill": "worker processes that only read prompts; their KV moves to those that write the answers",
+    "decode": "worker processes that write the answers, and with --prefill 0 read the prompts too; 0: the engine runs in the server's own process",
+    "router_policy": "who gets a request: by what each worker has cached and has to do, or by neither",
+    "worker_timeout_s": "seconds of silence after which a worker's requests go on elsewhere",
+    "prefill_args": 'options of the prefill workers alone, as JSON: {"block_size": 256} (default: none)',
+    "decode_args": "the same of those that write the answers (default: none)",
+    "transfer": "how KV moves: nixl, shm (a copy through shared memory), or auto: NIXL where it is there",
 }
 LIMITS_HELP = {
     "max_body_bytes": "of a request",
@@ -56,6 +69,7 @@ class ServeArgs:
         api_key_file: None: no key is asked for.
         tool_call_parser: "glm" or "llama"; None: by the model's architecture.
         tool_grammar: off only to show what happens without one.
+        decode: 0: the engine is in this process; else the fields of `ClusterArgs`, the two dicts as JSON.
     """
 
     engine: EngineArgs = field(default_factory=EngineArgs)
@@ -69,6 +83,13 @@ class ServeArgs:
     tool_grammar: bool = True
     chat_template: str | None = None
     drain_timeout_s: float = 30.0
+    prefill: int = 0
+    decode: int = 0
+    router_policy: str = "kv_aware"
+    worker_timeout_s: float = 5.0
+    prefill_args: str | None = None
+    decode_args: str | None = None
+    transfer: str = "auto"
 
     def __post_init__(self) -> None:
         def demand(ok: bool, name: str, remedy: str) -> None:
@@ -82,6 +103,29 @@ class ServeArgs:
         demand(self.served_model_name != "", "served_model_name", "use a name, or leave it out")
         if self.chat_template is not None and not Path(self.chat_template).is_file():
             raise ConfigError(f"chat_template={self.chat_template!r}: there is no such file; give the path of a jinja2 template")
+        demand(self.decode >= 0, "decode", "use 0 (the engine in this process) or a number of workers")
+        demand(self.decode > 0 or not self.prefill, "prefill", "needs decode=1 or more: somebody has to write the answers")
+        self.cluster  # what is wrong with it is said now
+
+    @property
+    def cluster(self) -> ClusterArgs | None:
+        """The workers; None: the engine is in this process."""
+        if not self.decode:
+            return None
+        return ClusterArgs(prefill=self.prefill, decode=self.decode, router_policy=self.router_policy, worker_timeout_s=self.worker_timeout_s,
+                           prefill_args=self._dict("prefill_args"), decode_args=self._dict("decode_args"), transfer=self.transfer)
+
+    def _dict(self, name: str) -> dict[str, Any] | None:
+        text = getattr(self, name)
+        if text is None:
+            return None
+        try:
+            value = json.loads(text)
+        except ValueError as error:
+            raise ConfigError(f"{name}={text!r}: is no JSON ({error}); use an object of engine options") from error
+        if not isinstance(value, dict):
+            raise ConfigError(f"{name}={text!r}: use an object of engine options")
+        return value
 
     @property
     def model_name(self) -> str:
@@ -95,6 +139,8 @@ class ServeArgs:
 def add_serve_flags(parser: argparse.ArgumentParser) -> None:
     """A flag for each field of ServeArgs and of ServeLimits; the engine's are the caller's."""
     add_flags(parser.add_argument_group("server"), ServeArgs, SERVER_HELP, {"tool_call_parser": TOOL_CALL_PARSERS})
+    add_flags(parser.add_argument_group("workers", "prefill and decode in processes of their own"), ServeArgs, CLUSTER_HELP,
+              {"router_policy": POLICIES, "transfer": TRANSFERS})
     add_flags(parser.add_argument_group("limits", "the most that a request may have"), ServeLimits, LIMITS_HELP)
 
 

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Iterable, Iterator
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
+from .worker_metrics import worker_families
+
 if TYPE_CHECKING:
-    from ..async_llm import AsyncLLM
     from ..request import RequestOutput
+    from ..streams import AsyncFront
 
 __all__ = ["ServerMetrics"]
 
@@ -51,7 +53,7 @@ class ServerMetrics:
     `observe` and `render` belong to the event loop's thread.
     """
 
-    def __init__(self, engine: AsyncLLM, model_name: str) -> None:
+    def __init__(self, engine: AsyncFront, model_name: str) -> None:
         self._engine = engine
         self._labels = {"model_name": model_name, "engine": "0"}
         self._answers: Counter[tuple[str, str, str]] = Counter()
@@ -125,6 +127,7 @@ class ServerMetrics:
         for reason in REASONS:
             ended.add_metric([*values, reason], stats.finished.get(reason, 0))
         yield ended
+        yield from worker_families(self._engine.workers)
         answers = CounterMetricFamily("http_requests", "Answers by endpoint and status.", labels=["method", "handler", "status"])
         for key, count in sorted(self._answers.items()):
             answers.add_metric(key, count)

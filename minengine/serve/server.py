@@ -10,8 +10,8 @@ from types import FrameType
 
 import uvicorn
 
-from ..async_llm import AsyncLLM
 from ..config import ConfigError
+from ..streams import AsyncFront
 from .app import create_app
 from .args import ServeArgs
 from .auth import ApiKeys, is_loopback
@@ -34,7 +34,7 @@ def run(args: ServeArgs) -> int:
     if args.api_key_file is not None:
         ApiKeys(args.api_key_file)  # read now too: what is wrong with it, or with the address, is found before a model is loaded
     with _bind(args.host, args.port) as listening:
-        engine = AsyncLLM.from_engine_args(args.engine, max_num_waiting=args.max_num_waiting)
+        engine = _engine(args)
         app = create_app(engine, args)
         _allow_many_files()
         if args.api_key_file is None and not is_loopback(args.host):
@@ -86,7 +86,21 @@ class _Server(uvicorn.Server):
         await self.state.engine.shutdown()
 
 
-def longest(engine: AsyncLLM) -> str:
+def _engine(args: ServeArgs) -> AsyncFront:
+    if args.cluster is None:
+        from ..async_llm import AsyncLLM
+
+        return AsyncLLM.from_engine_args(args.engine, max_num_waiting=args.max_num_waiting)
+    from ..disagg.front import AsyncCluster
+
+    engine = AsyncCluster(args.engine, args.cluster, max_num_waiting=args.max_num_waiting)
+    for worker in engine.workers:
+        _say(f"worker {worker.name}: process {worker.pid}, {worker.num_threads} threads, {worker.num_blocks} blocks of {worker.block_size} tokens as "
+             f"{worker.kv_cache_dtype} {worker.kv_cache_layout}" + (f", KV by {worker.transfer}" if worker.transfer else ""))
+    return engine
+
+
+def longest(engine: AsyncFront) -> str:
     """How long a request may be, and why not longer where the model has more positions and nobody asked for fewer."""
     length, positions, args = engine.max_model_len, engine.model_config.max_position_embeddings, engine.engine_args
     if args.max_model_len is not None or length == positions:

@@ -6,8 +6,8 @@ import time
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from ..async_llm import AsyncLLM
 from ..config import GlmConfig
+from ..streams import AsyncFront
 from .args import ServeArgs
 from .errors import ApiError
 from .limits import ServeLimits
@@ -21,7 +21,7 @@ __all__ = ["ServerState"]
 class ServerState:
     """Endpoints find it at `request.app.state.server`."""
 
-    engine: AsyncLLM
+    engine: AsyncFront
     args: ServeArgs
     limits: ServeLimits
     metrics: ServerMetrics
