@@ -15,7 +15,8 @@ from minengine.kv.layout import KVLayout
 from minengine.kv.tier import HEADER_BYTES, Tier
 from minengine.kv.tier_blocks import BlockBytes, Geometry
 from minengine.kv.tier_io import NixlIO
-from minengine.kv.tier_stack import TierStack, open_stack, tier_folders
+from minengine.kv.tier_open import open_stack, tier_folders
+from minengine.kv.tier_stack import TierStack
 from tests.tiny_models import tiny_model
 
 WAIT_S = 30.0  # a test that waits this long fails

@@ -31,7 +31,8 @@ __all__ = ["Busy", "Slot", "TierFolder"]
 
 FINISHED = re.compile(r"([0-9a-f]{64})-([0-9a-f]{16})\.kv")
 TEMPORARY = re.compile(r"tmp-[0-9a-f]{32}")
-LOCK_WAIT_S = 1.0  # a stopped process may hold the lock for ever; whoever waits longer goes without
+LOCK_WAIT_S = 0.5  # a stopped process may hold the lock for ever; whoever waits longer goes without,
+BUSY_FOR_S = 5.0  # and does not wait at all for this long: the next block would wait in vain, and a load behind it
 SLACK = 32  # what is evicted at once, as a part of the capacity: counting 100,000 files takes as long as writing some hundred
 
 
@@ -78,6 +79,7 @@ class TierFolder:
         except OSError as error:
             raise ConfigError(f"{self.path}: cannot be used for a tier ({error.strerror}); choose another tier_path") from error
         self._mutex = threading.Lock()  # flock knows open files, not threads
+        self._busy_until_s = 0.0
         try:
             with self._locked():
                 self._count()
@@ -203,7 +205,8 @@ class TierFolder:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        deadline = time.monotonic() + LOCK_WAIT_S
+        start = time.monotonic()
+        deadline = start if start < self._busy_until_s else start + LOCK_WAIT_S
         if not self._mutex.acquire(timeout=LOCK_WAIT_S):
             raise Busy(f"{self.path}: another thread has held the lock for {LOCK_WAIT_S} s")
         try:
@@ -212,7 +215,9 @@ class TierFolder:
                     fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
                 except BlockingIOError:
-                    if time.monotonic() > deadline:
+                    if time.monotonic() >= deadline:
+                        if deadline > start:
+                            self._busy_until_s = deadline + BUSY_FOR_S
                         raise Busy(f"{self.path}: another process has held the lock for {LOCK_WAIT_S} s") from None
                     time.sleep(0.001)
             try:

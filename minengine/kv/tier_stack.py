@@ -8,24 +8,16 @@ block let every other thread run.
 from __future__ import annotations
 
 import logging
-import os
-import tempfile
 import threading
 import time
 from collections import deque
-from hashlib import sha256
-from pathlib import Path
 from typing import Any, Callable, Iterator, NamedTuple, Sequence
 
-from torch import Tensor
-
 from minengine.kv.events import EventLog, Medium
-from minengine.kv.fingerprint import model_fingerprint
-from minengine.kv.layout import KVLayout
 from minengine.kv.tier import Found, Tier, stamp_now
-from minengine.kv.tier_blocks import BlockBytes, Geometry
+from minengine.kv.tier_blocks import BlockBytes
 
-__all__ = ["Job", "TierStack", "open_stack", "tier_folders"]
+__all__ = ["Job", "TierStack"]
 
 PINNED = 256  # files that one load holds open ahead of its reading
 MAX_PENDING_BLOCKS = 256  # that wait to be stored, and as many to be copied up; a cache may drop what is more
@@ -351,29 +343,3 @@ class TierStack:
 
 
 _BUSY: Any = object()  # at work for no job
-
-
-def tier_folders(tier_path: str | None) -> dict[Medium, Path]:
-    """Where the tiers of a machine lie. The host tier is in shared memory, where there is such a folder, under a name that goes with `tier_path`."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    shared = Path("/dev/shm")
-    memory = shared if shared.is_dir() and os.access(shared, os.W_OK) else Path(tempfile.gettempdir())
-    disk = Path(tier_path).expanduser().absolute() if tier_path else cache / "minengine" / "tier"
-    own = f"-{sha256(os.fsencode(disk)).hexdigest()[:12]}" if tier_path else ""
-    return {"host": memory / f"minengine-{os.geteuid()}{own}", "disk": disk}
-
-
-def open_stack(*, host_tier_bytes: int, disk_tier_bytes: int, tier_path: str | None, model: Any, kv_layout: KVLayout, kv_cache_dtype: str,
-               storage: Tensor, events: EventLog | None = None) -> TierStack | None:
-    """The tiers that the options ask for, for the pool in `storage`; None if they ask for none.
-
-    Raises:
-        ConfigError: a folder cannot be used.
-    """
-    sizes = {"host": host_tier_bytes, "disk": disk_tier_bytes}
-    wanted = {medium: folder for medium, folder in tier_folders(tier_path).items() if sizes[medium]}
-    if not wanted:
-        return None
-    geometry = Geometry.of(kv_layout, kv_cache_dtype, model_fingerprint(model))
-    tiers = [Tier(folder, geometry, sizes[medium], medium) for medium, folder in wanted.items()]
-    return TierStack(tiers, BlockBytes(storage, kv_layout), events=events)
