@@ -95,7 +95,7 @@ class AsyncCluster(AsyncFront):
         self._block_size = starts[0].args.block_size  # the router counts in blocks of those who read prompts
         self._router = Router(cluster.router_policy, block_size=self._block_size, clock=time.perf_counter, seed=args.seed, workers=[
             # As many again as can run may wait there: an ended request is followed at once, and what is routed late is routed well.
-            WorkerSpec(start.name, start.role, 2 * start.args.max_num_seqs) for start in starts])
+            WorkerSpec(start.name, start.role, 2 * start.args.max_num_seqs, "here") for start in starts])
         self._supervisor = Supervisor(starts, self, lock=self._lock, worker_timeout_s=cluster.worker_timeout_s)
         self._workers = self._supervisor.workers
         self._ready = False
@@ -305,12 +305,11 @@ class AsyncCluster(AsyncFront):
             self._dispatch()
 
     def _introduce(self, worker: Worker) -> None:
-        """Make a new process and those that are there known to each other."""
-        if worker.ready.metadata is None:
-            return
+        """Make a new process known to those that its KV goes to or comes from."""
         for other in self._workers.values():
-            if other is not worker and other.state in ("up", "sick") and other.ready.metadata is not None:
-                other.send(Connect(worker.name, worker.ready.metadata))
+            if worker.ready.facts is not None and other.role != worker.role and other.state in ("up", "sick"):
+                other.send(Connect(worker.ready.facts))
+                worker.send(Connect(other.ready.facts))
 
     def worker_down(self, worker: Worker, why: str) -> None:
         stats = self._told.pop(worker.name, WorkerStats())
@@ -320,8 +319,8 @@ class AsyncCluster(AsyncFront):
             return
         self._router.worker_down(worker.name)
         for other in self._workers.values():
-            if other is not worker and other.process is not None and other.ready is not None and worker.ready is not None and worker.ready.metadata is not None:
-                other.send(Disconnect(worker.name))
+            if worker.ready.facts is not None and other.role != worker.role and other.state in ("up", "sick"):
+                other.send(Disconnect(worker.ready.facts.agent))
         if all(each.state == "gone" for each in self._workers.values() if each.role != "prefill"):
             self._error = RuntimeError(f"worker {worker.name} {why}, and was not to be started again")
             self._end_all(self._error)

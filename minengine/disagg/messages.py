@@ -1,7 +1,7 @@
 """What the front and its workers say to each other, pickled over a socket pair. Plain data: no process can be confused by another's state.
 
-    front  -> worker   Start, then AddRequest, Abort, Release, Connect, Disconnect, SnapshotPlease, Ping, Stop
-    worker -> front    Ready or StartFailed, then Report (one a step), HeldRequest, Refused, SnapshotTaken, Pong, Failed
+    front  -> worker   Start, then AddRequest, Resumed, Abort, Release, Connect, Disconnect, SnapshotPlease, Ping, Stop
+    worker -> front    Ready or StartFailed, then Report (one a step), Reserved, Refused, SnapshotTaken, Pong, Failed
 
 A request is known to a worker by a key of its own for every time that it is handed out, the request's id and a running number: whatever comes
 under a key that the front has given up is stale, and dropped.
@@ -9,7 +9,7 @@ under a key that the front has given up is stale, and dropped.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..config import EngineArgs, ModelConfig
 from ..kv.events import KVEvent, Snapshot
@@ -18,9 +18,10 @@ from ..request import Logprob, Resume, SamplingParams, Timeline
 if TYPE_CHECKING:
     from ..kv.layout import KVLayout
     from ..prompt import Prompt
+    from .source import KVSource, KVTarget, PoolFacts, Reserve
 
 __all__ = ["Abort", "AddRequest", "Connect", "Delta", "Disconnect", "Failed", "HeldRequest", "Ping", "Pong", "Ready", "Refused", "Release", "Report",
-           "SnapshotPlease", "SnapshotTaken", "Start", "StartFailed", "Stop", "WorkerStats"]
+           "Reserved", "Resumed", "SnapshotPlease", "SnapshotTaken", "Start", "StartFailed", "Stop", "WorkerStats"]
 
 
 # --- to a worker -----------------------------------------------------------------------------------------------------
@@ -47,7 +48,8 @@ class AddRequest:
         timeline: of a request that begins here: when it arrived and was routed.
         resume: what the request has given already, of one that is continued here.
         hold: keep its blocks after its first token, for a decoder.
-        source: where the KV of its tokens lies (a `KVSource`), or None.
+        source: where the KV of its tokens lies, or who will write it here (kv_transfer="push_layers"); None: it is computed here.
+        target: write its KV there, layer by layer, while it is computed.
     """
 
     key: str
@@ -57,7 +59,16 @@ class AddRequest:
     timeline: Timeline
     resume: Resume | None = None
     hold: bool = False
-    source: Any = None
+    source: KVSource | Reserve | None = None
+    target: KVTarget | None = None
+
+
+class Resumed(NamedTuple):
+    """The prefill of a request that was added with a `Reserve` has given this; from now on it goes by another key, so that what was said of
+    it before cannot be mistaken."""
+
+    key: str
+    request: AddRequest
 
 
 class Abort(NamedTuple):
@@ -71,16 +82,15 @@ class Release(NamedTuple):
 
 
 class Connect(NamedTuple):
-    """Another worker's transfer agent: KV may come from it or go to it from now on."""
+    """Another worker's pool: KV may come from it or go to it from now on."""
 
-    worker: str
-    metadata: bytes
+    facts: PoolFacts
 
 
 class Disconnect(NamedTuple):
-    """That worker's process has ended."""
+    """The process of that transfer agent has ended."""
 
-    worker: str
+    agent: str
 
 
 class SnapshotPlease(NamedTuple):
@@ -105,7 +115,7 @@ class Ready:
     Attributes:
         fingerprint: of the weights: equal if and only if, in all likelihood, they are.
         layout: where the rows lie in the pool.
-        metadata: what others connect to, None without transfers.
+        facts: what others need to reach its pool, None without transfers.
         about_transfer: in one line, how KV moves and why so.
     """
 
@@ -117,7 +127,7 @@ class Ready:
     num_blocks: int
     layout: KVLayout
     kv_cache_dtype: str
-    metadata: bytes | None = None
+    facts: PoolFacts | None = None
     about_transfer: str = ""
 
 
@@ -150,10 +160,11 @@ class WorkerStats(NamedTuple):
 
 
 class HeldRequest(NamedTuple):
-    """Its prompt is computed, its first token sent, and its rows wait at `source` (a `KVSource`) for a decoder."""
+    """Its prompt is computed, its first token sent, and its rows wait at `source` for a decoder; None: they are being written to it, or could
+    not be kept."""
 
     key: str
-    source: Any
+    source: KVSource | None
 
 
 @dataclass(slots=True)
@@ -164,6 +175,13 @@ class Report:
     held: list[HeldRequest] = field(default_factory=list)
     events: list[KVEvent] = field(default_factory=list)
     stats: WorkerStats = WorkerStats()
+
+
+class Reserved(NamedTuple):
+    """Blocks wait for the rows of a request that was added with a `Reserve`."""
+
+    key: str
+    target: KVTarget
 
 
 class Refused(NamedTuple):

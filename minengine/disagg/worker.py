@@ -11,8 +11,11 @@ from __future__ import annotations
 import ctypes
 import os
 import pickle
+import secrets
 import signal
 import sys
+from dataclasses import asdict
+from functools import partial
 from multiprocessing.connection import Connection
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread
@@ -21,15 +24,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..config import ConfigError
 from ..kv.events import EventLog
 from ..request import OutputKind, RequestError, RequestOutput
-from .messages import (Abort, AddRequest, Connect, Delta, Disconnect, Failed, Ping, Pong, Ready, Refused, Release, Report, SnapshotPlease, SnapshotTaken,
-                       Start, StartFailed, Stop, WorkerStats)
+from .messages import (Abort, AddRequest, Connect, Delta, Disconnect, Failed, HeldRequest, Ping, Pong, Ready, Refused, Release, Report, Reserved, Resumed,
+                       SnapshotPlease, SnapshotTaken, Start, StartFailed, Stop, WorkerStats)
 
 if TYPE_CHECKING:
     from ..engine import LLMEngine
+    from .agents import Agent
+    from .connector import WorkerConnector
 
 __all__ = ["WorkerLoop", "main"]
 
-IDLE_S = 0.001  # between two looks at what nobody wakes this loop for: a finished load under load_admission="poll", a pool that others fill
 PR_SET_PDEATHSIG = 1
 
 
@@ -42,9 +46,13 @@ class WorkerLoop:
         self.engine: LLMEngine | None = None
         self.events = EventLog()
         self.stopping = False
+        self.connector: WorkerConnector | None = None
+        self._agent: Agent | None = None
         self._told: WorkerStats | None = None
         self._compiling: dict[str, AddRequest] = {}  # requests that wait for their grammar
         self._grammars: SimpleQueue[AddRequest] | None = None
+        self._names: dict[str, str] = {}  # the front's keys of requests that have changed theirs, by the engine's
+        self._keys: dict[str, str] = {}  # and back
 
     def send(self, message: Any) -> None:
         data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
@@ -74,53 +82,80 @@ class WorkerLoop:
         Raises:
             ConfigError: the engine cannot run as asked.
         """
-        from ..engine import LLMEngine
-        from ..kv.fingerprint import model_fingerprint
-
         import torch
 
-        self.engine = engine = LLMEngine(start.args)
+        from ..engine import LLMEngine, _device
+        from ..kv.fingerprint import model_fingerprint
+
+        args, storage = start.args, None
+        if start.transfer is not None:
+            from .transfer import open_agent
+
+            # Two starts of a worker are two agents: what peers know of the one is not true of the other.
+            self._agent = open_agent(f"{start.name}-{os.getpid()}-{secrets.token_hex(4)}", start.transfer)
+            storage = partial(self._agent.allocate, device=str(_device(args.device)))
+        self.engine = engine = LLMEngine(args, storage=storage)
         engine.pool.events = self.events
-        return Ready(pid=os.getpid(), config=engine.config, fingerprint=model_fingerprint(engine.model), max_model_len=engine.max_model_len,
+        fingerprint = model_fingerprint(engine.model)
+        if self._agent is not None or args.host_tier_bytes or args.disk_tier_bytes:
+            from ..kv.tier_open import open_stack
+            from .connector import WorkerConnector
+
+            tier = open_stack(host_tier_bytes=args.host_tier_bytes, disk_tier_bytes=args.disk_tier_bytes, tier_path=args.tier_path, model=engine.model,
+                              kv_layout=engine.kv.kv_layout, kv_cache_dtype=engine.kv.kv_cache_dtype, storage=engine.kv.storage, events=self.events)
+            self.connector = WorkerConnector(engine, self._agent, tier=tier, wake=self.wake, fingerprint=fingerprint,
+                                             on_reserved=lambda key, target: self.send(Reserved(key, target)))
+        return Ready(pid=os.getpid(), config=engine.config, fingerprint=fingerprint, max_model_len=engine.max_model_len,
                      num_threads=torch.get_num_threads(), num_blocks=engine.pool.num_blocks, layout=engine.kv.kv_layout,
-                     kv_cache_dtype=engine.kv.kv_cache_dtype)
+                     kv_cache_dtype=engine.kv.kv_cache_dtype, facts=self.connector.facts if self._agent is not None else None,
+                     about_transfer=self._agent.describe() if self._agent is not None else "")
 
     def run(self) -> None:
         """Until Stop."""
-        scheduler = self.engine.scheduler
+        engine, connector = self.engine, self.connector
         while True:
-            busy = bool(scheduler.running or scheduler.waiting)
-            self._take(0.0 if busy else None)
+            self._take(wait=engine.idle)
             if self.stopping:
-                return
-            outputs = self.engine.step() if self.engine.has_unfinished_requests() else []
-            self._report(outputs)
-            if not outputs and not scheduler.running:  # what waits cannot be admitted yet
-                self._take(IDLE_S)
+                break
+            if connector is not None:
+                connector.poll()
+            self._report([] if engine.idle else engine.step())
+        if connector is not None:
+            connector.close()
+        if self._agent is not None:
+            self._agent.close()
 
-    def _take(self, timeout_s: float | None) -> None:
-        """Handle what is in the inbox; wait for the first message so long (None: until there is one)."""
+    def _take(self, *, wait: bool) -> None:
         try:
-            self._handle(self.inbox.get(timeout=timeout_s) if timeout_s != 0.0 else self.inbox.get_nowait())
             while not self.stopping:
-                self._handle(self.inbox.get_nowait())
+                self._handle(self.inbox.get(block=wait))
+                wait = False
         except Empty:
             pass
 
     def _handle(self, message: Any) -> None:
         match message:
-            case None | Connect() | Disconnect():
+            case None:
                 pass
             case AddRequest():
                 self._add(message)
             case Abort(key):
-                self._compiling.pop(key, None)
-                self.engine.abort_request(key)
+                self._abort(key)
             case _Compiled():
                 if self._compiling.pop(message.message.key, None) is not None:
                     self._add(message.message, compiled=True)
+            case Resumed():
+                self._resume(message.key, message.request)
             case Release(key):
-                pass
+                if self.connector is not None:
+                    self.connector.release(key)
+                self.engine.release_request(key)
+            case Connect(facts):
+                if self.connector is not None:
+                    self.connector.connect(facts.metadata)
+            case Disconnect(agent):
+                if self.connector is not None:
+                    self.connector.peer_gone(agent)
             case SnapshotPlease():
                 self.send(SnapshotTaken(self.events.snapshot()))
             case Stop():
@@ -130,14 +165,33 @@ class WorkerLoop:
         if message.params.structured_outputs is not None and not compiled:
             self._compile(message)
             return
-        more = {name: value for name in ("resume", "hold", "source") if (value := getattr(message, name))}
+        if message.target is not None and not self.connector.push_to(message.key, message.target):
+            self.send(Refused(message.key, "its decoder has called it off"))
+            return
         try:
-            request = self.engine.add_request(message.key, message.prompt, message.params, cache_salt=message.cache_salt,
-                                              output_kind=OutputKind.DELTA, arrival_s=message.timeline.arrival_s, **more)
+            request = self.engine.add_request(message.key, message.prompt, message.params, cache_salt=message.cache_salt, output_kind=OutputKind.DELTA,
+                                              arrival_s=message.timeline.arrival_s, resume=message.resume, hold=message.hold, source=message.source)
         except RequestError as error:
+            if message.target is not None:
+                self.connector.release(message.key)
             self.send(Refused(message.key, str(error)))
             return
         request.timeline.routed_s = message.timeline.routed_s
+
+    def _resume(self, key: str, message: AddRequest) -> None:
+        """Go on under another key with a request whose rows are written here, or with a new one if they are not waited for any more."""
+        if key in self.engine.requests and self.connector.resume(key, message.resume):
+            self._names[key], self._keys[message.key] = message.key, key
+        else:
+            self._abort(key)
+            self._add(message)
+
+    def _abort(self, key: str) -> None:
+        key = self._keys.get(key, key)
+        self._compiling.pop(key, None)
+        if self.connector is not None:
+            self.connector.release(key)
+        self.engine.abort_request(key)
 
     def _compile(self, message: AddRequest) -> None:
         """Add the request once its grammar is there. The front has seen it compile, so it takes a bounded time; steps go on meanwhile."""
@@ -160,14 +214,29 @@ class WorkerLoop:
     # --- what is told -------------------------------------------------------------------------------------------
 
     def _report(self, outputs: list[RequestOutput]) -> None:
+        held = [self._held(output.request_id) for output in outputs if self.engine.held(output.request_id) is not None]
         stats, events = self._stats(), self.events.take()
         if outputs or events or stats != self._told:
             self._told = stats
-            self.send(Report([_delta(output) for output in outputs], [], events, stats))
+            self.send(Report([_delta(output, self._names.get(output.request_id, output.request_id)) for output in outputs], held, events, stats))
+        for output in outputs:
+            if output.finished and (name := self._names.pop(output.request_id, None)) is not None:
+                del self._keys[name]
+
+    def _held(self, key: str) -> HeldRequest:
+        from .leases import OutOfLeases
+
+        try:
+            return HeldRequest(key, self.connector.hold(key))
+        except OutOfLeases:  # its decoder computes it
+            self.engine.release_request(key)
+            return HeldRequest(key, None)
 
     def _stats(self) -> WorkerStats:
         scheduler, pool, times = self.engine.scheduler, self.engine.pool, self.engine.times
-        return WorkerStats(len(scheduler.running), len(scheduler.waiting), pool.num_free_blocks, times.steps, times.jump_forward_tokens)
+        waiting = len(scheduler.waiting) + len(scheduler.loading) + len(scheduler.ready)
+        transfers = {} if self.connector is None else {name: value for name, value in asdict(self.connector.totals).items() if name != "outcomes"}
+        return WorkerStats(len(scheduler.running), waiting, pool.num_free_blocks, times.steps, times.jump_forward_tokens, transfers)
 
 
 class _Compiled(NamedTuple):
@@ -177,11 +246,11 @@ class _Compiled(NamedTuple):
     grammar: Any
 
 
-def _delta(output: RequestOutput) -> Delta:
+def _delta(output: RequestOutput, key: str) -> Delta:
     completion, times = output.outputs[0], output.metrics
     n = len(completion.token_ids)
     whole = output.finished or len(times.token_s) == n
-    return Delta(output.request_id, completion.text, completion.token_ids, times.token_s[len(times.token_s) - n:], output.num_cached_tokens,
+    return Delta(key, completion.text, completion.token_ids, times.token_s[len(times.token_s) - n:], output.num_cached_tokens,
                  completion.finish_reason, completion.stop_reason, completion.logprobs, times if whole else None, output.error)
 
 
