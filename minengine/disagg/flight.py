@@ -2,11 +2,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Sequence
+from typing import TYPE_CHECKING, Sequence
 
 from ..prompt import Prompt
 from ..request import CompletionOutput, RequestOutput, Resume, SamplingParams, Timeline
 from .messages import Delta
+
+if TYPE_CHECKING:
+    from .source import KVSource
 
 __all__ = ["Flight"]
 
@@ -17,8 +20,10 @@ class Flight:
     Attributes:
         hashes: of the prompt's full blocks, for the router.
         worker, key: who computes it now, and under which key; None while it waits for a place.
-        prefill, decode: where it was routed; `prefill` is None once it goes on with its decoder alone.
+        prefill, decode: where it was routed; `decode` is None if that worker has lost it before it got it.
+        source: where its rows wait for a decoder, while there is none.
         held: (worker, key) of rows that are kept for its decoder until that has shown that it has them.
+        reserved: (worker, key) where its decoder waits for rows that the prefill worker writes.
         deaths: workers that ended, or fell silent, while they had it.
     """
 
@@ -33,7 +38,9 @@ class Flight:
     key: str | None = None
     prefill: str | None = None
     decode: str | None = None
+    source: KVSource | None = None
     held: tuple[str, str] | None = None
+    reserved: tuple[str, str] | None = None
     attempts: int = 0
     deaths: int = 0
     avoid: set[str] = field(default_factory=set)

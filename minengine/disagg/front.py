@@ -7,6 +7,9 @@ A request's way, prefill and decode apart:
     front    hands the request over with the token it has                  ─ AddRequest(resume, source) ─▶ decoder
     decoder  reads the rows from the prefill worker, goes on               ─ Report ─▶             front
 
+With kv_transfer="push_layers" the decoder is asked first, to keep room (AddRequest with a `Reserve`, answered by Reserved), and the prefill worker
+writes each layer's rows there while it computes; the hand-over is then a word (Resumed).
+
 A request that is handed over and one whose worker died are the same thing: a request whose first n output tokens are given. So a worker may
 end or fall silent at any moment; what it had goes on elsewhere, no token lost and none twice.
 
@@ -29,9 +32,10 @@ from ..prompt import Prompt, read_prompt
 from ..request import RequestError, RequestOutput, SamplingParams, Timeline
 from ..streams import AsyncFront, EngineStats
 from .flight import Flight
-from .messages import Abort, AddRequest, Connect, Delta, Disconnect, HeldRequest, Refused, Release, Report, SnapshotPlease, SnapshotTaken, WorkerStats
+from .messages import Abort, AddRequest, Connect, Delta, Disconnect, HeldRequest, Refused, Release, Report, Reserved, Resumed, SnapshotPlease, SnapshotTaken, WorkerStats
 from .plan import ClusterArgs, check_fit, plan
 from .router import NoPlace, NoWorker, Router, RouteRequest, WorkerSpec
+from .source import Reserve
 from .supervise import Supervisor, Worker
 
 if TYPE_CHECKING:
@@ -233,7 +237,16 @@ class AsyncCluster(AsyncFront):
             flight.prefill = flight.decode = alone
         if flight.timeline.routed_s is None:
             flight.timeline.routed_s = self.clock()
-        self._give(flight, flight.prefill, hold=flight.prefill != flight.decode)
+        if flight.source is not None:
+            source, flight.source = flight.source, None
+            self._router.prefilled(flight.request_id)
+            self._give(flight, flight.decode, source=source)
+        elif flight.prefill == flight.decode:
+            self._give(flight, flight.decode)
+        elif self.engine_args.kv_transfer == "push_layers":
+            self._give(flight, flight.decode, source=Reserve(self._workers[flight.prefill].ready.facts))
+        else:
+            self._give(flight, flight.prefill, hold=True)
         return True
 
     def _decoder_alone(self) -> str | None:
@@ -246,13 +259,14 @@ class AsyncCluster(AsyncFront):
                 load[flight.worker] += 1
         return min(load, key=load.get, default=None)
 
-    def _give(self, flight: Flight, name: str, *, hold: bool = False, source: Any = None) -> None:
+    def _give(self, flight: Flight, name: str, *, resumes: str | None = None, **how: Any) -> None:
+        """Send it to a worker, under a key of its own; `resumes`: the one that it had there."""
         flight.worker = name
         self._keys[flight.new_key()] = flight
-        resume = flight.resume
         timeline = Timeline(arrival_s=flight.timeline.arrival_s, routed_s=flight.timeline.routed_s)
-        self._workers[name].send(AddRequest(key=flight.key, prompt=flight.prompt, params=flight.params, cache_salt=flight.cache_salt,
-                                            timeline=timeline, resume=resume, hold=hold, source=source))
+        message = AddRequest(key=flight.key, prompt=flight.prompt, params=flight.params, cache_salt=flight.cache_salt, timeline=timeline,
+                             resume=flight.resume, **how)
+        self._workers[name].send(message if resumes is None else Resumed(resumes, message))
 
     def _leave(self, flight: Flight) -> None:
         """Whoever has it shall let go of it; what comes of it from now on is stale."""
@@ -263,10 +277,15 @@ class AsyncCluster(AsyncFront):
         self._let_go(flight)
 
     def _let_go(self, flight: Flight) -> None:
+        """Nobody needs what is kept for it elsewhere."""
         if flight.held is not None:
             name, key = flight.held
             self._workers[name].send(Release(key))
-            flight.held = None
+        if flight.reserved is not None:
+            name, key = flight.reserved
+            self._keys.pop(key, None)
+            self._workers[name].send(Abort(key))
+        flight.held = flight.reserved = flight.source = None
 
     def _close_flight(self, flight: Flight, how: str) -> None:
         """`how` is the router's word for its end: "finished" or "cancelled"."""
@@ -292,7 +311,16 @@ class AsyncCluster(AsyncFront):
             self._parked.appendleft(flight)  # the oldest first
         self._dispatch()
 
-    def _at(self, name: str) -> list[Flight]:
+    def _lost(self, name: str, evicted: Sequence[str]) -> list[Flight]:
+        """The requests that were there. Those that were to go there after their prefill find another decoder then."""
+        for request_id in evicted:
+            if request_id in self._flights:
+                self._flights[request_id].decode = None
+        for flight in self._flights.values():
+            if flight.reserved is not None and flight.reserved[0] == name and flight.worker != name:
+                self._keys.pop(flight.reserved[1], None)
+                self._workers[name].send(Abort(flight.reserved[1]))
+                flight.reserved = None
         return [flight for flight in self._flights.values() if flight.worker == name]
 
     # --- news of workers (supervise.Listener) -------------------------------------------------------------------------
@@ -317,7 +345,7 @@ class AsyncCluster(AsyncFront):
         self._before[worker.name] = WorkerStats(steps=before.steps + stats.steps, jump_forward_tokens=before.jump_forward_tokens + stats.jump_forward_tokens)
         if not self._ready:
             return
-        self._router.worker_down(worker.name)
+        evicted = self._router.worker_down(worker.name)
         for other in self._workers.values():
             if worker.ready.facts is not None and other.role != worker.role and other.state in ("up", "sick"):
                 other.send(Disconnect(worker.ready.facts.agent))
@@ -325,11 +353,11 @@ class AsyncCluster(AsyncFront):
             self._error = RuntimeError(f"worker {worker.name} {why}, and was not to be started again")
             self._end_all(self._error)
         else:
-            self._retry(self._at(worker.name), worker, why, died=True)
+            self._retry(self._lost(worker.name, evicted), worker, why, died=True)
 
     def worker_sick(self, worker: Worker) -> None:
-        self._router.worker_sick(worker.name)
-        self._retry(self._at(worker.name), worker, "does not answer", died=False)
+        evicted = self._router.worker_sick(worker.name)
+        self._retry(self._lost(worker.name, evicted), worker, "does not answer", died=False)
 
     def worker_well(self, worker: Worker) -> None:
         self._router.worker_well(worker.name)
@@ -349,6 +377,11 @@ class AsyncCluster(AsyncFront):
                 self._booked(worker, message.deltas)
                 for held in message.held:
                     self._hand_over(worker, held)
+            case Reserved(key, target):
+                flight = self._keys.get(key)
+                if flight is not None and flight.key == key:
+                    flight.reserved = (worker.name, key)
+                    self._give(flight, flight.prefill, hold=True, target=target)
             case SnapshotTaken(snapshot):
                 self._router.resync(worker.name, snapshot)
             case Refused(key, why):
@@ -367,6 +400,11 @@ class AsyncCluster(AsyncFront):
             flight = self._keys.get(delta.key)
             if flight is None:
                 continue
+            if flight.key != delta.key:  # its decoder waited for rows that did not come, and has computed them itself
+                flight.reserved = None
+                self._keys.pop(flight.key, None)
+                self._workers[flight.worker].send(Abort(flight.key))
+                flight.worker, flight.key = worker.name, delta.key
             outputs.append(flight.take(delta))
             if delta.finish_reason is not None:
                 self._close_flight(flight, "finished")
@@ -385,6 +423,17 @@ class AsyncCluster(AsyncFront):
         if flight is None:
             worker.send(Release(held.key))
             return
+        resumes, flight.reserved = flight.reserved, None
         flight.held = (worker.name, held.key)
-        self._give(flight, flight.decode, source=held.source)
+        if resumes is not None:
+            self._keys.pop(resumes[1], None)
+            self._give(flight, resumes[0], source=held.source, resumes=resumes[1])
+        elif flight.decode is not None:
+            self._give(flight, flight.decode, source=held.source)
+        else:
+            flight.worker = flight.key = None
+            flight.source = held.source
+            self._router.cancelled(flight.request_id)
+            self._parked.appendleft(flight)
+            self._dispatch()
 

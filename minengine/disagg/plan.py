@@ -8,6 +8,7 @@ from typing import Any, Mapping
 from ..config import ConfigError, EngineArgs
 from .messages import Ready, Start
 from .router import POLICIES
+from .source import check_pools
 
 __all__ = ["ClusterArgs", "check_fit", "plan"]
 
@@ -85,6 +86,8 @@ def check_fit(ready: Mapping[str, Ready]) -> None:
                               "and each a pool that holds it (kv_cache_memory_bytes)")
         if other.kv_cache_dtype != one.kv_cache_dtype:
             raise ConfigError(f"kv_cache_dtype: worker {name} keeps rows as {other.kv_cache_dtype} and {first} as {one.kv_cache_dtype}; use one for all")
+        if other.facts is not None and one.facts is not None:
+            check_pools(one.facts, other.facts)
 
 
 def _about(ready: Ready) -> str:

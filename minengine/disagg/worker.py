@@ -165,9 +165,8 @@ class WorkerLoop:
         if message.params.structured_outputs is not None and not compiled:
             self._compile(message)
             return
-        if message.target is not None and not self.connector.push_to(message.key, message.target):
-            self.send(Refused(message.key, "its decoder has called it off"))
-            return
+        if message.target is not None:
+            self.connector.push_to(message.key, message.target)  # if its decoder has called that off already, it is told where the rows are, later
         try:
             request = self.engine.add_request(message.key, message.prompt, message.params, cache_salt=message.cache_salt, output_kind=OutputKind.DELTA,
                                               arrival_s=message.timeline.arrival_s, resume=message.resume, hold=message.hold, source=message.source)
