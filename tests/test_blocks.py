@@ -1,7 +1,7 @@
 """The block pool against a model of it: nothing leaks, nothing is freed twice, content is found exactly."""
 import pytest
 from hypothesis import settings, strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from minengine.kv.blocks import BlockPool, OutOfBlocks, block_hash, root_hash
 
@@ -72,27 +72,97 @@ def test_without_prefix_caching_nothing_is_found():
     pool.check([])
 
 
-class Pool(RuleBasedStateMachine):
-    """Tables of held blocks, and a dict from content to the block that should be found."""
+def test_a_free_block_has_nothing_to_share():
+    pool = BlockPool(2, SIZE)
+    with pytest.raises(KeyError):
+        pool.share([0])
+    pool.check([])
 
-    def __init__(self):
-        super().__init__()
-        self.pool = BlockPool(7, SIZE)
+
+# --- neighbours ------------------------------------------------------------------------------------------------
+
+
+def filled(pool, n, first=0):
+    """`n` blocks with content of their own, held."""
+    table = pool.allocate(n)
+    for i, block in enumerate(table):
+        pool.register(block, block_hash(root_hash(), [first + i]))
+    return table
+
+
+def test_a_request_gets_the_smallest_hole_that_holds_it():
+    pool = BlockPool(12, SIZE)
+    tables = [pool.allocate(n) for n in (4, 1, 2, 1, 3, 1)]
+    assert tables[0] == [0, 1, 2, 3] and tables[4] == [8, 9, 10]
+    for i in (0, 2, 4):  # holes of 4, 2 and 3
+        pool.release(tables[i])
+    assert pool.allocate(3) == [8, 9, 10]
+    assert pool.allocate(5) == [0, 1, 2, 3, 5], "no hole holds it: the largest one first"
+
+
+def test_a_table_goes_on_where_it_ends():
+    pool = BlockPool(12, SIZE)
+    a, b = pool.allocate(3), pool.allocate(2)
+    pool.release(a)
+    assert pool.allocate(1, after=b[-1]) == [5]
+    assert pool.allocate(1) == [0], "without a hint the smaller hole is taken"
+    assert pool.allocate(7, after=5) == [6, 7, 8, 9, 10, 11, 1]
+    assert pool.allocate(1, after=11) == [2], "the last block has no neighbour"
+
+
+def test_free_blocks_go_before_cached_ones_until_a_pool_has_to_evict():
+    pool = BlockPool(32, SIZE)  # a reserve of two
+    tables = [filled(pool, 1, 10 * i) for i in range(16)]
+    assert pool.num_free_blocks == 16
+    for table in tables:
+        pool.release(table)
+    for _ in range(16):
+        pool.allocate(1)
+    assert pool.num_evictions == 0 and pool.num_cached_blocks == 16
+
+
+def test_what_is_evicted_is_old_and_lies_side_by_side():
+    pool = BlockPool(64, SIZE)  # a reserve of four
+    tables = [filled(pool, 2, 10 * i) for i in range(32)]
+    order = [table for i in range(8) for table in (tables[i], tables[31 - i])]  # neighbours are never let go one after the other
+    for table in order:
+        pool.release(table)
+    taken = pool.allocate(4)
+    assert sorted(taken) == list(range(taken[0], taken[0] + 4)), "of the eight oldest, four side by side"
+    assert set(taken) <= {block for table in order[:4] for block in table}
+    assert pool.num_evictions == 4 and pool.num_cached_blocks == 60
+    left = next(table for table in order[:4] if not set(table) & set(taken))
+    pool.share(left)  # due to be evicted, and found again all the same
+    pool.check([taken, left, *[table for table in tables if table not in order]])
+    pool.release(left)  # now the youngest
+    assert not set(pool.allocate(20)) & set(left)
+
+
+class Pool(RuleBasedStateMachine):
+    """Tables of held blocks, a dict from content to the block that should be found, and the order in which blocks were let go."""
+
+    @initialize(num_blocks=st.sampled_from([7, 40]))  # no reserve, so strict LRU; and one of two
+    def make(self, num_blocks):
+        self.pool = BlockPool(num_blocks, SIZE)
+        self.reserve = num_blocks // 16
         self.tables: list[list[int]] = []
         self.content: dict[int, bytes] = {}  # of blocks that were registered and not handed out since
+        self.idle: list[int] = []  # cached and not held, least recently used first
 
-    @rule(n=st.integers(0, 8))
-    def allocate(self, n):
-        free = self.pool.num_free_blocks
-        if n > free:
+    @rule(n=st.integers(0, 8) | st.integers(0, 41), data=st.data())
+    def allocate(self, n, data):
+        if n > self.pool.num_free_blocks:
             with pytest.raises(OutOfBlocks):
                 self.pool.allocate(n)
             return
         held = {b for table in self.tables for b in table}
-        blocks = self.pool.allocate(n)
+        after = data.draw(st.none() | st.sampled_from(sorted(held))) if held else None
+        blocks = self.pool.allocate(n, after)
         assert len(set(blocks)) == n and not held & set(blocks), "a held block was handed out"
+        assert set(blocks) & set(self.idle) <= set(self.idle[:n + self.reserve]), "a block was evicted and older ones were not"
         for block in blocks:
             self.content.pop(block, None)
+        self.idle = [block for block in self.idle if block not in blocks]
         self.tables.append(blocks)
 
     @precondition(lambda self: any(self.tables))
@@ -116,17 +186,22 @@ class Pool(RuleBasedStateMachine):
         found = self.pool.find(hashes)
         assert found == want
         self.pool.share(found)
+        self.idle = [block for block in self.idle if block not in found]
         self.tables.append(found)
 
     @precondition(lambda self: self.tables)
     @rule(data=st.data())
     def release(self, data):
-        self.pool.release(self.tables.pop(data.draw(st.integers(0, len(self.tables) - 1))))
+        table = self.tables.pop(data.draw(st.integers(0, len(self.tables) - 1)))
+        self.pool.release(table)
+        held = {b for other in self.tables for b in other}
+        self.idle += [block for block in reversed(table) if block in self.content and block not in held]
 
     @rule()
     def reset(self):
         self.pool.reset_prefix_cache()
         self.content.clear()
+        self.idle.clear()
 
     @invariant()
     def whole(self):

@@ -2,20 +2,26 @@
 
 A block is a number. It is in exactly one of three states:
   held    reference count > 0: in the table of one or more requests
-  cached  reference count 0, content known by hash: can be found again, or evicted in LRU order
-  free    reference count 0, content unknown: handed out first
+  cached  reference count 0, content known by hash: can be found again, or evicted
+  free    reference count 0, content unknown
+What moves a request's cache moves fewer and larger pieces where its blocks are neighbours, so blocks are handed out in runs (`Runs`, best
+fit). Strict LRU leaves no choice of blocks, and runs of one: so a pool that evicts keeps its RESERVE least recently used cached blocks beside
+the free ones, and evicts whichever of them fit. They can be found and shared until then. Nothing younger is ever evicted before them.
 Pure Python, no tensors: the engine, the simulator and the book's pages run this same file.
 """
 from __future__ import annotations
 
 import struct
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from hashlib import sha256
 from typing import Iterable, Sequence
 
 from .events import EventLog
+from .runs import Runs
 
 __all__ = ["BlockPool", "OutOfBlocks", "block_hash", "root_hash"]
+
+RESERVE = 1 / 16  # of the pool: with fewer there is less choice and runs are shorter, with more what is evicted may be younger
 
 
 class OutOfBlocks(RuntimeError):
@@ -45,8 +51,10 @@ class BlockPool:
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
         self.ref_counts = [0] * num_blocks
-        self._free: deque[int] = deque(range(num_blocks))
-        self._cached: OrderedDict[int, None] = OrderedDict()  # oldest first
+        self._reserve = int(num_blocks * RESERVE)
+        self._ready = Runs(num_blocks)  # free blocks, and the cached ones that go next
+        self._ready.add_run(0, num_blocks)
+        self._cached: OrderedDict[int, None] = OrderedDict()  # the other cached ones, oldest first
         self._hash_of: list[bytes | None] = [None] * num_blocks
         self._block_of: dict[bytes, int] = {}
         self.num_evictions = 0
@@ -67,7 +75,7 @@ class BlockPool:
     @property
     def num_free_blocks(self) -> int:
         """Blocks that can be handed out: free ones, and cached ones that nobody holds."""
-        return len(self._free) + len(self._cached)
+        return self._ready.count + len(self._cached)
 
     @property
     def num_cached_blocks(self) -> int:
@@ -77,31 +85,40 @@ class BlockPool:
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
-    def allocate(self, n: int) -> list[int]:
-        """Take `n` blocks with unknown content, each held once. Evicts the least recently used cached blocks.
+    def allocate(self, n: int, after: int | None = None) -> list[int]:
+        """Take `n` blocks with unknown content, each held once, in few ascending runs. Evicts cached blocks if free ones are lacking.
+
+        `after`: the last block of the table that they go on, held: its neighbours come first.
 
         Raises:
             OutOfBlocks: fewer than `n` can be handed out; nothing is taken.
         """
         if n > self.num_free_blocks:
             raise OutOfBlocks(f"{n} blocks asked for, {self.num_free_blocks} of {self.num_blocks} can be handed out")
-        taken = []
-        for _ in range(n):
-            if self._free:
-                block = self._free.popleft()
-            else:
-                block, _ = self._cached.popitem(last=False)
+        ready = self._ready
+        if ready.count < n or (self.num_evictions and ready.count < n + self._reserve // 2):  # a pool that never evicted uses its free ones up
+            self._age(n + self._reserve - ready.count)
+        taken = ready.take(n, after)
+        for block in taken:
+            self.ref_counts[block] = 1
+            if self._hash_of[block] is not None:
                 self._forget(block)
                 self.num_evictions += 1
-            self.ref_counts[block] = 1
-            taken.append(block)
         return taken
+
+    def _age(self, n: int) -> None:
+        """Make the `n` least recently used cached blocks ready to be evicted, or all if they are fewer."""
+        oldest = [self._cached.popitem(last=False)[0] for _ in range(min(n, len(self._cached)))]
+        self._ready.add(oldest)
 
     def share(self, block_ids: Iterable[int]) -> None:
         """Hold cached blocks once more (a prefix hit)."""
         for block in block_ids:
             if self.ref_counts[block] == 0:
-                del self._cached[block]  # KeyError: a free block has no content to share
+                if block not in self._cached and self._hash_of[block] is not None:
+                    self._ready.remove(block)
+                else:
+                    del self._cached[block]  # KeyError: a free block has no content to share
             self.ref_counts[block] += 1
 
     def release(self, block_ids: Sequence[int]) -> None:
@@ -113,13 +130,15 @@ class BlockPool:
         for block in block_ids:
             if self.ref_counts[block] <= 0:
                 raise ValueError(f"block {block} is released and nobody holds it")
+        free = []
         for block in reversed(block_ids):
             self.ref_counts[block] -= 1
             if self.ref_counts[block] == 0:
                 if self._hash_of[block] is None:
-                    self._free.append(block)
+                    free.append(block)
                 else:
                     self._cached[block] = None
+        self._ready.add(free)
 
     def find(self, hashes: Iterable[bytes]) -> list[int]:
         """The blocks of the longest known prefix of a hash chain; holds nothing."""
@@ -148,8 +167,7 @@ class BlockPool:
 
     def reset_prefix_cache(self) -> None:
         """Forget all contents. Held blocks stay held; they just cannot be found any more."""
-        for block in list(self._cached):
-            self._free.append(block)
+        self._ready.add(self._cached)
         self._cached.clear()
         self._block_of.clear()
         self._hash_of = [None] * self.num_blocks
@@ -157,22 +175,22 @@ class BlockPool:
             self._events.cleared()
 
     def check(self, tables: Iterable[Sequence[int]]) -> None:
-        """Raise AssertionError unless free + cached + held is the whole pool and counts equal the tables' references."""
+        """Raise AssertionError unless ready + cached + held is the whole pool and counts equal the tables' references."""
         held = [0] * self.num_blocks
         for table in tables:
             assert len(set(table)) == len(table), f"a block stands twice in one table: {table}"
             for block in table:
                 held[block] += 1
         assert held == self.ref_counts, "reference counts differ from the requests' block tables"
-        free, cached = set(self._free), set(self._cached)
+        self._ready.check()
+        ready, cached = {block for block in range(self.num_blocks) if block in self._ready}, set(self._cached)
         in_use = {block for block, count in enumerate(held) if count}
-        assert len(free) == len(self._free), "a block is free twice"
-        assert not (free & cached or free & in_use or cached & in_use), "a block is in two states"
-        assert len(free) + len(cached) + len(in_use) == self.num_blocks, (
-            f"blocks leaked: free {len(free)} + cached {len(cached)} + held {len(in_use)} != {self.num_blocks}")
+        assert not (ready & cached or ready & in_use or cached & in_use), "a block is in two states"
+        assert len(ready) + len(cached) + len(in_use) == self.num_blocks, (
+            f"blocks leaked: ready {len(ready)} + cached {len(cached)} + held {len(in_use)} != {self.num_blocks}")
         assert all(self._hash_of[block] == h for h, block in self._block_of.items()), "the content index is inconsistent"
         assert sum(h is not None for h in self._hash_of) == len(self._block_of), "a hash has no entry in the index"
-        assert all(self._hash_of[block] is None for block in free), "a free block has content"
+        assert all(self._hash_of[block] is not None for block in cached), "a cached block has no content"
 
     def _forget(self, block: int) -> None:
         h = self._hash_of[block]
