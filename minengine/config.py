@@ -317,6 +317,13 @@ class EngineArgs:
     enable_prefix_caching: bool = True
     enforce_eager: bool = False
     attention_backend: str = "auto"  # "triton": the kernels of minkernels; "torch"; auto: triton on CUDA for rows that the kernels read, else torch
+    load_admission: str = "poll"  # "event": a load starts and its request becomes ready at any time, also while a step is computed
+    kv_load_failure_policy: str = "recompute"  # "fail": a request whose KV cannot be loaded ends with an error
+    kv_transfer: str = "pull"  # "push_layers": prefill writes each layer's rows to the decoder as soon as they are computed
+    kv_lease_s: float = 30.0  # how long prefill keeps the blocks of a request that nobody fetches
+    host_tier_bytes: int = 0  # 0: no tier in host memory
+    disk_tier_bytes: int = 0  # 0: no tier on disk
+    tier_path: str | None = None  # folder of the tiers' files; None: one of this user's own
     num_threads: int | None = None
     seed: int = 0
 
@@ -346,6 +353,12 @@ class EngineArgs:
         demand(self.num_gpu_blocks_override is None or self.num_gpu_blocks_override >= 1, "num_gpu_blocks_override", "use at least 1")
         demand(self.kv_cache_memory_bytes is None or self.kv_cache_memory_bytes > 0, "kv_cache_memory_bytes", "use a positive number of bytes")
         demand(self.long_prefill_token_threshold >= 0, "long_prefill_token_threshold", "use 0 (no limit) or more")
+        demand(self.load_admission in ("poll", "event"), "load_admission", "use poll or event")
+        demand(self.kv_load_failure_policy in ("recompute", "fail"), "kv_load_failure_policy", "use recompute or fail")
+        demand(self.kv_transfer in ("pull", "push_layers"), "kv_transfer", "use pull or push_layers")
+        demand(isinstance(self.kv_lease_s, (int, float)) and 0 < self.kv_lease_s < float("inf"), "kv_lease_s", "use a positive number of seconds")
+        demand(self.host_tier_bytes >= 0, "host_tier_bytes", "use 0 (no tier) or a number of bytes")
+        demand(self.disk_tier_bytes >= 0, "disk_tier_bytes", "use 0 (no tier) or a number of bytes")
         demand(self.num_threads is None or self.num_threads >= 1, "num_threads", "use at least 1")
 
     @classmethod

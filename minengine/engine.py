@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from random import Random
+from threading import RLock
 from typing import Any, Callable, Mapping, Sequence
 
 import torch
@@ -17,8 +18,9 @@ from .config import KERNEL_DTYPES, ConfigError, EngineArgs, ModelConfig
 from .grammar import GrammarBackend
 from .kv.blocks import BlockPool
 from .kv.cache import KVCache, cache_layout
+from .kv.connector import KVConnector
 from .prompt import Prompt, read_prompt
-from .request import OutputKind, Request, RequestError, RequestOutput, SamplingParams
+from .request import OutputKind, Request, RequestError, RequestOutput, Resume, SamplingParams
 from .runner import ModelRunner, StepTimes
 from .schedule import Scheduler
 
@@ -30,11 +32,18 @@ DEFAULT_KV_BYTES = 256 << 20
 class LLMEngine:
     """Add requests, call `step()` until `has_unfinished_requests()` is False.
 
-    Not thread-safe: one thread owns the engine; between two steps it may add and abort requests. Engines may share a loaded
-    `model` and its `tokenizer`; each has a cache of its own.
+    One thread steps. Others may add, abort and release requests and report loads, also while a step computes: `lock` is held for all
+    of these and for a step's decisions, and not while the model runs.
+
+    Args:
+        model, tokenizer: already loaded; engines may share them, and each has a cache of its own.
+        clock: seconds; the same one in all processes whose timelines are compared.
+        connector: brings the blocks of requests from elsewhere and takes copies of them.
+        storage: the cache's bytes, as `KVCache` takes them.
     """
 
-    def __init__(self, args: EngineArgs, *, model: Any = None, tokenizer: Any = None, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, args: EngineArgs, *, model: Any = None, tokenizer: Any = None, clock: Callable[[], float] = time.perf_counter,
+                 connector: KVConnector | None = None, storage: Any = None) -> None:
         if args.num_threads:
             torch.set_num_threads(args.num_threads)
         self.args = args
@@ -54,31 +63,42 @@ class LLMEngine:
         # A CUDA graph runs at a fixed batch width; its empty places write to a block of their own at the end.
         try:
             self.kv = KVCache(self.config, kv_cache_dtype, args.kv_cache_layout, num_blocks + self.cuda_graphs, args.block_size, device,
-                              self.model.dtype, _attention_backend(args.attention_backend, device, kv_cache_dtype))
+                              self.model.dtype, _attention_backend(args.attention_backend, device, kv_cache_dtype), storage)
         except RuntimeError as error:  # torch's word for "out of memory", on a CPU and on CUDA
             raise ConfigError(f"kv_cache_memory_bytes: a pool of {num_blocks} blocks does not fit this machine's memory ({error}); ask for less") from error
         self.pool = BlockPool(num_blocks, args.block_size, args.enable_prefix_caching)
         self.scheduler = Scheduler(self.pool, max_num_batched_tokens=args.max_num_batched_tokens, max_num_seqs=args.max_num_seqs,
-                                   long_prefill_token_threshold=args.long_prefill_token_threshold)
+                                   long_prefill_token_threshold=args.long_prefill_token_threshold, connector=connector,
+                                   load_admission=args.load_admission, kv_load_failure_policy=args.kv_load_failure_policy)
         self.runner = ModelRunner(self.model, self.kv, cuda_graphs=self.cuda_graphs, max_num_seqs=args.max_num_seqs,
                                   max_model_len=self.max_model_len)
         self.grammars = GrammarBackend(tokenizer, self.config.vocab_size, self.config.eos_token_ids)
-        self.requests: dict[str, Request] = {}  # unfinished ones
+        self.requests: dict[str, Request] = {}  # unfinished ones, held ones too
+        self.lock = RLock()
+        self.idle = True  # the last step had nothing to compute and nobody to tell; until something changes, nor has the next
+        self._computing: frozenset[Request] | set[Request] = frozenset()  # whose rows and tokens the model is working on
+        self._aborted: list[Request] = []  # of these, to be ended once it is done
         self._seeds = Random(args.seed)  # for requests that bring none
 
     # --- requests -------------------------------------------------------------------------------------------
 
     def add_request(self, request_id: str, prompt: str | Sequence[int] | Mapping[str, Any] | Prompt, params: SamplingParams | None = None, *,
-                    cache_salt: str | None = None, output_kind: OutputKind = OutputKind.FINAL_ONLY, arrival_s: float | None = None) -> Request:
+                    cache_salt: str | None = None, output_kind: OutputKind = OutputKind.FINAL_ONLY, arrival_s: float | None = None,
+                    seed: int | None = None, resume: Resume | None = None, hold: bool = False, source: Any = None) -> Request:
         """Queue one request. `prompt` is whatever `read_prompt` takes, or what it returned. Text is decoded token by token for outputs
         that come with every step; for a final one it is decoded once, at the end. `arrival_s`, on the engine's clock, is for a request that
         waited elsewhere before it was added; None: now.
 
+        Args:
+            seed: for params that bring none; None: one of the engine's own. Engines that continue each other's requests share it.
+            resume: what another engine has given of it already: the deltas go on there, as if it had been one engine. Only with
+                OutputKind.DELTA.
+            hold: keep its blocks once its first token is there, until `release_request`: another engine reads them and goes on.
+            source: where the rows of its tokens can be read, for the connector.
+
         Raises:
             RequestError: the request can never be served; nothing was queued.
         """
-        if request_id in self.requests:
-            raise RequestError(f"request_id={request_id!r}: is in use by an unfinished request; choose another")
         text, ids, salt = prompt if isinstance(prompt, Prompt) else self.read_prompt(prompt)
         salt = salt if cache_salt is None else cache_salt
         if salt is not None and not isinstance(salt, str):
@@ -88,43 +108,122 @@ class LLMEngine:
             raise RequestError("stop: this model has no tokenizer, so stop strings cannot be seen; use stop_token_ids")
         request = Request(request_id, ids, params, max_model_len=self.max_model_len,
                           eos_token_ids=self.config.eos_token_ids, arrival_s=self.clock() if arrival_s is None else arrival_s,
-                          cache_salt=salt, prompt=text, output_kind=output_kind, seed=self._seeds.getrandbits(64))
+                          cache_salt=salt, prompt=text, output_kind=output_kind, seed=self._seeds.getrandbits(64) if seed is None else seed,
+                          resume=resume, hold=hold, source=source)
         if self.tokenizer is not None and (output_kind is not OutputKind.FINAL_ONLY or params.stop):
             request.detokenizer = self.tokenizer.stream_decoder()
         if params.structured_outputs is not None:
             request.grammar = self.grammars.matcher(params.structured_outputs)
-        self.scheduler.add(request)
-        self.requests[request_id] = request
+        self._replay(request)
+        with self.lock:
+            if request_id in self.requests:
+                raise RequestError(f"request_id={request_id!r}: is in use by an unfinished request; choose another")
+            self.scheduler.add(request)
+            self.requests[request_id] = request
+            self.idle = False
         return request
 
+    def resume_request(self, request_id: str, resume: Resume) -> None:
+        """The output of a request that was added without, because its rows began to come before there was any. Before `landed`; if it is not
+        loading any more, nothing happens.
+
+        Raises:
+            RequestError: the output is complete.
+        """
+        with self.lock:
+            request = self.scheduler.loading.get(request_id)
+            if request is not None:
+                request.resume(resume)
+                self._replay(request)
+
     def abort_request(self, request_id: str) -> RequestOutput | None:
-        """End a request now and give its blocks back; an unknown or finished one is left alone."""
-        request = self.requests.pop(request_id, None)
-        if request is None:
-            return None
+        """End a request now and give its blocks back; an unknown or finished one is left alone. One that the model is working on ends with
+        the step, which returns its output."""
+        with self.lock:
+            request = self.requests.get(request_id)
+            if request is None:
+                return None
+            if request in self._computing:
+                self._aborted.append(request)
+                return None
+            return self._abort(request)
+
+    def _abort(self, request: Request) -> RequestOutput:
+        del self.requests[request.request_id]
         self.scheduler.now_s = self.clock()
         self.scheduler.abort(request)
+        self.idle = False
         return self._output(request)
 
     def has_unfinished_requests(self) -> bool:
-        return bool(self.requests)
+        """A step has something to compute, or will have once it has landed."""
+        return self.scheduler.has_unfinished
+
+    # --- requests that come from and go to other engines: reports of the connector and its peers --------------
+
+    def held(self, request_id: str) -> Request | None:
+        return self.scheduler.held.get(request_id)
+
+    def release_request(self, request_id: str) -> None:
+        """A held request has been read, or nobody will: its blocks are free, and stay cached. Whatever else that id is, is left alone."""
+        with self.lock:
+            self.scheduler.now_s = self.clock()
+            if self.scheduler.release(request_id) is not None:
+                del self.requests[request_id]
+                self.idle = False
+
+    def landed(self, request: Request, num_blocks: int) -> None:
+        """See Scheduler.landed; and so on."""
+        with self.lock:
+            self.scheduler.landed(request, num_blocks, self.clock())
+            self.idle = False
+
+    def load_failed(self, request: Request, error: str = "", *, settled: bool = True) -> None:
+        with self.lock:
+            self.scheduler.load_failed(request, self.clock(), error=error, settled=settled)
+            self.idle = False
+
+    def settled(self, request: Request) -> None:
+        with self.lock:
+            self.scheduler.settled(request)
+            self.idle = False
+
+    def stored(self, block_ids: Sequence[int]) -> None:
+        with self.lock:
+            self.scheduler.stored(block_ids)
+            self.idle = False
 
     # --- one iteration --------------------------------------------------------------------------------------
 
     def step(self) -> list[RequestOutput]:
         """One iteration; returns an output for each request that got a token or ended."""
         times, clock = self.runner.times, self.clock
-        start = clock()
-        step = self.scheduler.schedule(start)
-        scheduled = clock()
-        sampled = step.sampled()
-        tokens = self.runner.execute(step) if step.num_tokens else []
-        executed = clock()
-        self.scheduler.update(step, tokens, executed)
-        outputs = self._deliver(sampled, step.failed)
-        times.steps += 1
-        times.schedule_s += scheduled - start
-        times.update_s += clock() - executed
+        with self.lock:
+            start = clock()
+            step = self.scheduler.schedule(start)
+            scheduled = clock()
+            if not step.num_tokens and not step.failed:
+                self.idle = True
+                return []
+            sampled = step.sampled()
+            self._computing = {*step.decodes, *(request for request, _ in step.prefills)}
+        try:
+            tokens = self.runner.execute(step) if step.num_tokens else []
+        except BaseException:
+            self._computing = frozenset()
+            raise
+        with self.lock:
+            self._computing = frozenset()
+            executed = clock()
+            self.scheduler.update(step, tokens, executed)
+            outputs = self._deliver(sampled, step.failed)
+            while self._aborted:
+                request = self._aborted.pop()
+                if not request.finished:
+                    outputs.append(self._abort(request))
+            times.steps += 1
+            times.schedule_s += scheduled - start
+            times.update_s += clock() - executed
         return outputs
 
     def _deliver(self, sampled: list[Request], failed: list[Request]) -> list[RequestOutput]:
@@ -143,20 +242,30 @@ class LLMEngine:
             if request.finished or request.output_kind is not OutputKind.FINAL_ONLY:
                 outputs.append(self._output(request))
         for request in failed:
-            del self.requests[request.request_id]
-            outputs.append(self._output(request))
+            if self.requests.pop(request.request_id, None) is not None:  # else it was aborted meanwhile
+                outputs.append(self._output(request))
         return outputs
+
+    def _replay(self, request: Request) -> None:
+        """Bring text and grammar to where they were when another engine had given the output so far."""
+        if not request.num_resumed_tokens:
+            return
+        if request.output_kind is not OutputKind.DELTA:
+            raise ValueError(f"{request} resumes another's output, so its own can only be deltas")
+        if request.detokenizer is not None:
+            request.text = "".join(map(request.detokenizer.feed, request.output_token_ids))
+        if request.grammar is not None:
+            request.grammar.replay(request.output_token_ids, jumping=_may_jump(request))
 
     def _jump(self, request: Request) -> int:
         """Append the tokens that the grammar leaves no choice about; returns how many. They have no log-probabilities, and those that may
         have to stop the request are left to be sampled."""
-        params = request.params
-        if request.logprobs is not None or params.stop or params.stop_token_ids:
+        if not _may_jump(request):
             return 0
         tokens = request.grammar.jump(self.scheduler.room(request))
         self.scheduler.append(request, tokens, self.scheduler.now_s)
         self.times.jump_forward_tokens += len(tokens)
-        if params.temperature > 0:
+        if request.params.temperature > 0:
             for _ in tokens:  # one draw a token, sampled or not: the rest of the answer does not depend on how many were forced at once
                 request.rng.random()
         return len(tokens)
@@ -205,6 +314,11 @@ class LLMEngine:
 
     def reset_prefix_cache(self) -> None:
         self.pool.reset_prefix_cache()
+
+
+def _may_jump(request: Request) -> bool:
+    """Whether tokens that its grammar forces may be appended and need not be sampled."""
+    return request.logprobs is None and not request.params.stop and not request.params.stop_token_ids
 
 
 def _open_stop(text: str, stops: Sequence[str]) -> int:

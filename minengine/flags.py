@@ -25,13 +25,21 @@ ENGINE_HELP = {
     "enable_prefix_caching": "keep the blocks of ended requests for those that begin alike",
     "enforce_eager": "on CUDA, run decode steps without CUDA graphs",
     "attention_backend": "triton's kernels or torch (default: auto, triton on CUDA for rows that the kernels read)",
+    "load_admission": "when the KV of a request is loaded and noticed: poll, between steps; event, at once",
+    "kv_load_failure_policy": "a request whose KV cannot be loaded: recompute it, or fail it",
+    "kv_transfer": "from prefill to decode: pull, by the decoder once all is computed; push_layers, by prefill layer by layer",
+    "kv_lease_s": "seconds that prefill keeps a request's blocks for its decoder",
+    "host_tier_bytes": "bytes of evicted KV kept in host memory; 0 for none",
+    "disk_tier_bytes": "bytes of evicted KV kept on disk; 0 for none",
+    "tier_path": "folder of that KV (default: one of this user's own)",
     "num_threads": "CPU threads of torch (default: torch's choice)",
 }
 
 
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     """A flag for each field of EngineArgs but the model and the seed, which mean something else to each command."""
-    choices = {"dtype": ("auto", "float32", "bfloat16"), "kv_cache_layout": KV_CACHE_LAYOUTS, "attention_backend": ("auto", "torch", "triton")}
+    choices = {"dtype": ("auto", "float32", "bfloat16"), "kv_cache_layout": KV_CACHE_LAYOUTS, "attention_backend": ("auto", "torch", "triton"),
+               "load_admission": ("poll", "event"), "kv_load_failure_policy": ("recompute", "fail"), "kv_transfer": ("pull", "push_layers")}
     add_flags(parser.add_argument_group("engine"), EngineArgs, ENGINE_HELP, choices)
 
 

@@ -3,12 +3,14 @@ from __future__ import annotations
 
 import codecs
 from collections import deque
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from .grammar_limits import Credit
+from .request import RequestError
 
 if TYPE_CHECKING:
     from .tokenizer import Tokenizer
@@ -55,6 +57,7 @@ class Matcher:
     def __init__(self, state: Any, tokenizer: Tokenizer, spellings: Spellings, credit: Credit) -> None:
         self._state, self._tokenizer, self._spellings, self._credit = state, tokenizer, spellings, credit
         self._forced: deque[int] = deque()  # tokens that come next
+        self._ran_out = False  # the last of them has just come, and not from `jump`: as after a jump, the model has the next word
         self._mask: Tensor | None = None  # the mask of the next token, when `jump` has looked at it already
         self._utf8 = codecs.getincrementaldecoder("utf-8")()
 
@@ -81,12 +84,27 @@ class Matcher:
 
     def accept(self, token: int) -> bool:
         """Go on by one token; False, and nothing changed, if the grammar does not allow it or its bytes end no character."""
-        if self._forced and self._forced.popleft() != token:
+        forced = bool(self._forced)
+        if forced and self._forced.popleft() != token:
             raise ValueError(f"token {token} is accepted where another is forced")
+        self._ran_out = forced and not self._forced
         with self._credit:
             ok = self._go(token)
         self._credit.book(ok)
         return ok
+
+    def replay(self, tokens: Sequence[int], *, jumping: bool) -> None:
+        """Go on by the tokens of an answer that another matcher has followed so far; `jumping` if it was asked to `jump`: what it had found
+        to be forced is found again, so that the rest of it still comes.
+
+        Raises:
+            RequestError: the grammar does not allow them.
+        """
+        for token in tokens:
+            if not self.accept(token):
+                raise RequestError(f"resume: the grammar does not allow token {token} of the output so far; resume what it has led to")
+            if jumping:
+                self.jump(0)
 
     def _go(self, token: int) -> bool:
         before = self._utf8.getstate()
@@ -129,7 +147,7 @@ class Matcher:
         prefer a token that reaches further.
         """
         with self._credit:
-            if not self._forced:
+            if not self._forced and not self._ran_out:
                 self._forced.extend(self._forced_tokens())
         tokens = [self._forced.popleft() for _ in range(min(room, len(self._forced)))]
         for token in tokens:

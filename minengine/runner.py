@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -38,6 +39,8 @@ class ModelRunner:
         self.kv = kv
         self.device = kv.device
         self.times = StepTimes()
+        self.on_layer: Callable[[int, Batch], None] | None = None  # after each layer of a step with prefills; its rows are in the cache
+        self.step: Step | None = None  # that is being computed
         self.graphs = None
         if cuda_graphs:
             from .cuda_graphs import DecodeGraphs
@@ -49,13 +52,14 @@ class ModelRunner:
         """Compute a step; returns one token for each of `step.sampled()`, in that order, None where a grammar allows none."""
         clock, times = time.perf_counter, self.times
         start = clock()
+        self.step = step
         batch = self.prepare(step)
         prepared = clock()
         if self.graphs is not None and not step.prefills and step.decodes:
             logits = self.graphs.run(batch)
         else:
             batch = self.to_device(batch)
-            hidden = self.model.forward(batch, self.kv)  # (T, hidden)
+            hidden = self.model.forward(batch, self.kv, self.on_layer)  # (T, hidden)
             logits = self.model.logits(hidden[batch.logits_indices]) if batch.logits_indices.numel() else None  # (S, vocab)
         computed = clock()
         tokens = [] if logits is None else sample(logits, step.sampled())

@@ -5,6 +5,7 @@ generator. So a seeded request draws the same numbers alone or in any batch.
 """
 from __future__ import annotations
 
+from random import Random
 from typing import Sequence
 
 import torch
@@ -30,7 +31,8 @@ def sample(logits: Tensor, requests: Sequence[Request]) -> list[int | None]:
     return tokens
 
 
-def _choose(logits: Tensor, requests: Sequence[Request]) -> list[int]:
+def _choose(logits: Tensor, requests: Sequence[Request], rngs: Sequence[Random] | None = None) -> list[int]:
+    """One token a request, drawn from its own generator or from the one in `rngs`."""
     best = logits.argmax(-1)  # (S,)
     drawn = [i for i, r in enumerate(requests) if r.params.temperature > 0]
     if drawn:
@@ -41,7 +43,7 @@ def _choose(logits: Tensor, requests: Sequence[Request]) -> list[int]:
             top_k=[p.top_k for p in params], top_p=[p.top_p for p in params],
         )
         cdf = probs.double().cumsum(-1)  # (s, V)
-        u = torch.tensor([[requests[i].rng.random()] for i in drawn], dtype=torch.float64, device=logits.device) * cdf[:, -1:]
+        u = torch.tensor([[(rngs[i] if rngs else requests[i].rng).random()] for i in drawn], dtype=torch.float64, device=logits.device) * cdf[:, -1:]
         # right=True: u = 0 falls on the first token that has any probability
         at = torch.searchsorted(cdf, u, right=True).clamp_(max=cdf.shape[-1] - 1)
         best[drawn] = token_ids.gather(-1, at).squeeze(-1)
@@ -63,13 +65,24 @@ def _choose_allowed(logits: Tensor,
             # characters, xgrammar 0.2.8 lets a token through whose later characters
             # lie outside. Accepting judges every character, so what it refuses is
             # taken out, and the next one chosen.
+            # Those draws are from a generator that branches off here: a token takes one
+            # draw of the request's own, so that another engine can go on from it.
+            rng = None
             while tokens[i] is not None and not request.grammar.accept(tokens[i]):
+                rng = rng or _branch(request.rng)
                 masked[i, tokens[i]] = -torch.inf
                 left = masked[i: i + 1]  # (1, V)
                 some = (left.max() > -torch.inf
                         and not request.grammar.overdrawn)
-                tokens[i] = _choose(left, [request])[0] if some else None
+                tokens[i] = _choose(left, [request], [rng])[0] if some else None
     return tokens
+
+
+def _branch(rng: Random) -> Random:
+    """A generator whose numbers follow from that one's state, which stays as it is."""
+    twin = Random()
+    twin.setstate(rng.getstate())
+    return Random(twin.getrandbits(64))
 
 
 def distribution(logits: Tensor, *, temperature: Sequence[float], min_p: Sequence[float], top_k: Sequence[int],

@@ -4,6 +4,8 @@ Slots number the pool's tokens: slot = block * block_size + offset in the block.
 """
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -45,9 +47,11 @@ class KVCache:
     """
 
     def __init__(self, config: ModelConfig, kv_cache_dtype: str, layout: str, num_blocks: int, block_size: int,
-                 device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32, backend: str = "torch") -> None:
+                 device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32, backend: str = "torch",
+                 storage: Tensor | Callable[[int], Tensor] | None = None) -> None:
         """
         Args:
+            storage: the pool's bytes, zeros, (nbytes,) uint8 on `device`, or what makes them of their number; None: they are allocated.
             backend: "torch" or "triton", how rows are written and attention reads them (see `attention_backend`).
 
         Raises:
@@ -64,7 +68,12 @@ class KVCache:
         self.backend = backend
         self._kernel_writes = backend == "triton" and config.is_latent and kv_cache_dtype in ROW_FORMATS
         self.device = torch.device(device)
-        self.storage = torch.zeros(self.kv_layout.nbytes, dtype=torch.uint8, device=device)
+        if storage is None:
+            storage = torch.zeros(self.kv_layout.nbytes, dtype=torch.uint8, device=device)
+        self.storage: Tensor = storage(self.kv_layout.nbytes) if callable(storage) else storage
+        if self.storage.shape != (self.kv_layout.nbytes,) or self.storage.dtype is not torch.uint8 or self.storage.device.type != self.device.type:
+            raise ValueError(f"the pool takes {self.kv_layout.nbytes} uint8 on {self.device}; its storage is {tuple(self.storage.shape)} "
+                             f"{self.storage.dtype} on {self.storage.device}")
         rows = self._typed(self.fmt, self.kv_layout.shape, self.kv_layout.strides, self.kv_layout.offset)  # (L, B, H, N, W)
         self._pages = [_Pages(layer) for layer in rows.transpose(2, 3)]
         self._indexer_pages: list[_Pages] = []

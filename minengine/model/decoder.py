@@ -1,6 +1,7 @@
 """A decoder: embedding, layers of attention and MLP around one residual stream, final norm, head."""
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -79,12 +80,15 @@ class Decoder:
         self.inv_freq = inverse_frequencies(config.rope_theta, rope_dim(config), weights.device)
         _refuse_unused(config, weights)
 
-    def forward(self, batch: Batch, kv: KVCache) -> Tensor:
-        """Run a step's tokens through all layers, writing their KV rows: (T, hidden), before the final norm."""
+    def forward(self, batch: Batch, kv: KVCache, on_layer: Callable[[int, Batch], None] | None = None) -> Tensor:
+        """Run a step's tokens through all layers, writing their KV rows: (T, hidden), before the final norm. `on_layer` is called after
+        each one."""
         x = F.embedding(batch.input_ids, self.embedding)  # (T, hidden), a fresh tensor: the layers add to it in place
         cis = rotations(batch.positions, self.inv_freq)  # (T, 1, rope/2)
-        for layer in self.layers:
+        for i, layer in enumerate(self.layers):
             x = layer(x, cis, batch, kv)
+            if on_layer is not None:
+                on_layer(i, batch)
         return x
 
     def logits(self, hidden: Tensor) -> Tensor:
