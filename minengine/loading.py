@@ -112,7 +112,7 @@ def take_blocks(pool: BlockPool, request: Request, cached: list[int], spare: int
     if need + spare > pool.num_free_blocks - pool.num_idle(cached):
         return False
     pool.share(cached)
-    request.block_ids = cached + pool.allocate(need)
+    request.block_ids = cached + pool.allocate(need, cached[-1] if cached else None)
     request.capacity = len(request.block_ids) * pool.block_size
     request.num_computed_tokens = len(cached) * pool.block_size
     request.num_hashed_blocks = len(cached)

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple, Sequence
 
-from .kv.blocks import BlockPool
+from .kv.blocks import BlockPool, root_hash
 from .kv.connector import KVConnector
 from .loading import Found, Loads, cached_prefix, take_blocks
 from .request import Request, RequestError, Status
@@ -223,7 +223,7 @@ class Scheduler:
         return True
 
     def _extend(self, request: Request, num_blocks: int) -> None:
-        request.block_ids += self.pool.allocate(num_blocks)
+        request.block_ids += self.pool.allocate(num_blocks, request.block_ids[-1])
         request.capacity += num_blocks * self.pool.block_size
 
     def _preempt(self, request: Request, step: Step) -> None:
@@ -315,9 +315,12 @@ class Scheduler:
         """Make the blocks that are now full findable, and offer them to the connector."""
         first, full = request.num_hashed_blocks, request.num_computed_tokens // self.pool.block_size
         if full > first:
-            hashes, blocks = request.hashes(full, self.pool.block_size)[first:], request.block_ids[first:full]
+            chain = request.hashes(full, self.pool.block_size)
+            hashes, blocks = chain[first:], request.block_ids[first:full]
+            parent = chain[first - 1] if first else root_hash(request.cache_salt)
             for block, h in zip(blocks, hashes):
-                self.pool.register(block, h)
+                self.pool.register(block, h, parent)
+                parent = h
             request.num_hashed_blocks = full
             if store and self.connector is not None:
                 self.loads.store(hashes, blocks)

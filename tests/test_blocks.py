@@ -4,6 +4,8 @@ from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from minengine.kv.blocks import BlockPool, OutOfBlocks, block_hash, root_hash
+from minengine.request import Request, SamplingParams
+from minengine.schedule import Scheduler
 
 SIZE = 16
 
@@ -136,6 +138,27 @@ def test_what_is_evicted_is_old_and_lies_side_by_side():
     pool.check([taken, left, *[table for table in tables if table not in order]])
     pool.release(left)  # now the youngest
     assert not set(pool.allocate(20)) & set(left)
+
+
+def test_a_request_goes_on_beside_its_prefix_and_beside_its_last_block():
+    pool = BlockPool(32, 4)
+    scheduler = Scheduler(pool, max_num_batched_tokens=64, max_num_seqs=4)
+
+    def run(name, tokens, max_tokens):
+        request = Request(name, tokens, SamplingParams(max_tokens=max_tokens, ignore_eos=True), max_model_len=64)
+        scheduler.add(request)
+        table = []
+        while not request.finished:
+            step = scheduler.schedule()
+            table = list(request.block_ids)
+            scheduler.update(step, [7] * len(step.sampled()))
+        return table
+
+    hole, _ = pool.allocate(1), pool.allocate(1)
+    pool.release(hole)  # the best fit for one block, block 0, is not where either goes on
+    prompt = list(range(100, 109))
+    assert run("decode", prompt, 8) == [2, 3, 4, 5]
+    assert run("prefix", prompt + [7] * 7 + [8, 9, 10], 1) == [2, 3, 4, 5, 6]
 
 
 class Pool(RuleBasedStateMachine):

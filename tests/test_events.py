@@ -7,6 +7,8 @@ from hypothesis import given, strategies as st
 
 from minengine.kv.blocks import BlockPool, block_hash, root_hash
 from minengine.kv.events import MEDIA, EventLog, KVEvent, Snapshot
+from minengine.request import Request, SamplingParams
+from minengine.schedule import Scheduler
 
 A, B, C, D = (bytes([i]) * 32 for i in range(4))
 
@@ -184,3 +186,19 @@ def test_a_pool_without_prefix_caching_has_nothing_to_tell():
     pool.events = EventLog()
     pool.register(pool.allocate(1)[0], A)
     assert pool.events.take() == []
+
+
+def test_a_scheduler_tells_a_chain_a_request_from_the_root_of_its_salt_on():
+    pool = BlockPool(8, 4)
+    pool.events = EventLog()
+    scheduler = Scheduler(pool, max_num_batched_tokens=8, max_num_seqs=1)
+    scheduler.add(Request("r", list(range(12)), SamplingParams(max_tokens=1), max_model_len=64, cache_salt="s"))
+    while scheduler.has_unfinished:
+        step = scheduler.schedule()
+        scheduler.update(step, [7] * len(step.sampled()))
+    chain = [root_hash("s")]
+    for start in (0, 4, 8):
+        chain.append(block_hash(chain[-1], range(start, start + 4)))
+    told = [(e.kind, e.parent, h) for e in pool.events.take() for h in e.hashes]
+    assert told == [("stored", chain[0], chain[1]), ("stored", chain[0], chain[2]), ("stored", chain[0], chain[3])], "one event, of one chain"
+    assert pool.find(chain[1:]) == [0, 1, 2]

@@ -45,8 +45,8 @@ class Against(RuleBasedStateMachine):
             with pytest.raises(ValueError, match=f"{n} numbers .* {len(self.inside)} are there"):
                 self.runs.take(n)
             return
-        after = None if after in self.inside else after
         taken, rest = self.runs.take(n, after), list(stretches(self.inside))
+        after = None if after in self.inside else after  # then it is no end to go on from
         assert len(taken) == n
         while taken:
             following = [run for run in rest if after is not None and run[0] == after + 1]

@@ -64,7 +64,7 @@ class Runs:
         self._keep(number + 1, high)
 
     def take(self, n: int, after: int | None = None) -> list[int]:
-        """Take out `n` numbers in as few ascending stretches as can be had cheaply: what follows `after`, which is not inside, then the
+        """Take out `n` numbers in as few ascending stretches as can be had cheaply: what follows `after` if that is not inside, then the
         shortest stretch that holds the rest, else the longest there is and so on. Of equal ones the one that has been there longest.
 
         Raises:
@@ -73,8 +73,9 @@ class Runs:
         if n > self.count:
             raise ValueError(f"{n} numbers are asked for and {self.count} are there")
         taken: list[int] = []
-        if after is not None and n and self._inside[after + 1]:
-            taken += self._cut(after + 1, self._inside.find(0, after + 1), n)
+        inside = self._inside
+        if after is not None and n and inside[after + 1] and not inside[after]:
+            taken += self._cut(after + 1, inside.find(0, after + 1), n)
         while len(taken) < n:
             missing = n - len(taken)
             i = bisect_left(self._lengths, missing)
