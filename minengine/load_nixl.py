@@ -2,19 +2,22 @@
 
 On import NIXL configures logging as a whole: it closes every handler of the process, sets `logging.raiseExceptions`, and prints its
 own messages on standard output. Here it is kept from that. Its loggers ("nixl...") are ordinary ones, at WARNING unless somebody has
-set another level, and NIXL_LOG_LEVEL means what it says in NIXL's own documents.
+set another level, and NIXL_LOG_LEVEL means what it says in NIXL's own documents. And an agent's progress thread is made to wait for
+events: as NIXL's Python starts it, it spins.
 """
 from __future__ import annotations
 
 import logging
 import logging.config
 import os
+import sys
 import threading
 from importlib.util import find_spec
 from typing import Any
 
 __all__ = ["NixlMissing", "load_nixl"]
 
+PROGRESS_US = 10_000  # how long a progress thread waits for an event; 0, NIXL's own, took a quarter of a core and made a message take 44 ms, not 0.05
 _lock = threading.Lock()
 
 
@@ -45,4 +48,21 @@ def load_nixl() -> Any:
             if asked is None:
                 del os.environ["NIXL_LOG_LEVEL"]
                 logger.setLevel(level or logging.WARNING)
+        module = sys.modules[nixl._api.nixl_agent.__module__]
+        if hasattr(module, "nixlBind") and not isinstance(module.nixlBind, _Bindings):
+            module.nixlBind = _Bindings(module.nixlBind)
     return nixl._api
+
+
+class _Bindings:
+    """NIXL's C++ bindings, whose agents' progress threads wait. There is no option for it."""
+
+    def __init__(self, real: Any) -> None:
+        self._real = real
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def nixlAgent(self, name: str, config: Any) -> Any:
+        config.pthrDelay = PROGRESS_US
+        return self._real.nixlAgent(name, config)
