@@ -202,6 +202,19 @@ def test_a_stopped_worker_loses_its_requests_and_what_it_says_afterwards_is_stal
     asyncio.run(main())
 
 
+def test_a_worker_that_stays_silent_is_replaced(pair, answers, monkeypatch):
+    monkeypatch.setattr(supervise, "SICK_S", 0.0)
+
+    async def main():
+        stopped = pair.workers[0].pid
+        os.kill(stopped, signal.SIGSTOP)
+        await until(lambda: pair.workers[0].pid not in (stopped, None) and pair.workers[0].state == "up")
+        until_gone([stopped])
+        assert tokens(await collect(pair, [1, 5, 6], greedy(9), "after")) == answers([1, 5, 6], 9)
+        await until_quiet(pair)
+    asyncio.run(main())
+
+
 def test_a_request_that_ends_its_workers_is_given_up_with_an_error(pair, answers):
     async def main():
         poison = asyncio.create_task(collect(pair, [9, 9, 9], greedy(400), "poison"))

@@ -101,9 +101,9 @@ class Dispatcher(AsyncFront):
 
     def _decoder_alone(self) -> str | None:
         """Without a prefill worker a decoder reads prompts too: the one that has the fewest requests."""
-        if not self.cluster_args.prefill or any(worker.state == "up" for worker in self._workers.values() if worker.role == "prefill"):
+        if not self.cluster_args.prefill or any(self._router.available(name) for name, worker in self._workers.items() if worker.role == "prefill"):
             return None
-        load = dict.fromkeys((name for name, worker in self._workers.items() if worker.state == "up"), 0)
+        load = dict.fromkeys((name for name, worker in self._workers.items() if worker.role == "decode" and worker.state == "up"), 0)
         for flight in self._flights.values():
             if flight.worker in load:
                 load[flight.worker] += 1

@@ -1,7 +1,7 @@
 """Worker processes: started, listened to, watched, started again.
 
     starting ── Ready ──▶ up ── silent for worker_timeout_s ──▶ sick ── heard again ──▶ up
-        ▲                  │                                      │ silent for SICK_FACTOR times as long: killed
+        ▲                  │                                      │ silent for SICK_S more: killed
         └── after a pause ─┴─── its process ended ◀───────────────┘
     gone: it has ended MAX_STARTS times in a row before it was up
 
@@ -29,7 +29,7 @@ from .messages import Failed, Ping, Pong, Ready, Start, StartFailed, Stop
 
 __all__ = ["Listener", "Supervisor", "Worker", "WorkerProcess"]
 
-SICK_FACTOR = 6  # a stopped process may be somebody's debugger; for so many times worker_timeout_s
+SICK_S = 60.0  # a stopped process may be in somebody's debugger, for so long
 MAX_STARTS = 5
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 30.0
 STABLE_S = 60.0  # up for so long, a worker's earlier ends are forgotten
@@ -226,7 +226,7 @@ class Supervisor:
         elif worker.state == "up" and now_s - worker.ping_s > self.worker_timeout_s:
             worker.state, worker.since_s = "sick", now_s
             self._listener.worker_sick(worker)
-        elif worker.state == "sick" and now_s - worker.since_s > SICK_FACTOR * self.worker_timeout_s:
+        elif worker.state == "sick" and now_s - worker.since_s > SICK_S:
             worker.last_words = f"has not answered for {now_s - worker.ping_s:.0f} s"
             worker.process.kill()
 
