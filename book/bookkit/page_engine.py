@@ -14,7 +14,7 @@ from .inputs import ROOT
 
 __all__ = ["ENTRIES", "FILE", "PageEngineError", "closure", "write"]
 
-ENTRIES = ("minengine.simulate.answer", "minengine.simulate.timeline")  # what a widget may ask for, and the one that is asked
+ENTRIES = ("minengine.simulate.answer", "minengine.simulate.timeline", "minengine.simulate.disagg")  # the one that is asked, and what a widget may ask for
 FILE = "minengine.json"
 
 
