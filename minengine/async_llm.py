@@ -15,6 +15,7 @@ from threading import Thread
 from typing import Any
 
 from .config import EngineArgs
+from .disagg.opening import open_connector
 from .engine import LLMEngine
 from .prompt import Prompt
 from .request import OutputKind, RequestError, SamplingParams
@@ -37,6 +38,7 @@ class AsyncLLM(AsyncFront):
         self.engine = engine
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._stopping = False
+        self._connector = open_connector(engine, wake=lambda: self._commands.put(lambda: None))
         self._thread = Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
@@ -81,8 +83,10 @@ class AsyncLLM(AsyncFront):
         engine = self.engine
         try:
             while not self._stopping:
-                self._take_commands(wait=not engine.has_unfinished_requests())
-                if engine.has_unfinished_requests() and not self._stopping:
+                self._take_commands(wait=engine.idle)
+                if self._connector is not None:
+                    self._connector.poll()
+                if not engine.idle and not self._stopping:
                     self._publish(engine.step())
         except BaseException as error:  # whatever it is, nobody may wait for ever
             self._error = error

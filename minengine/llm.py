@@ -4,9 +4,11 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from dataclasses import dataclass
+from threading import Event
 from typing import Any, Iterator, Mapping, Sequence
 
 from .config import EngineArgs
+from .disagg.opening import open_connector
 from .engine import LLMEngine
 from .request import OutputKind, RequestError, RequestOutput, SamplingParams
 
@@ -38,6 +40,8 @@ class LLM:
 
     def __init__(self, model: str = "smollm2", **options: Any) -> None:
         self.llm_engine = LLMEngine(EngineArgs.from_options({"model": model, **options}))
+        self._woken = Event()
+        self._connector = open_connector(self.llm_engine, wake=self._woken.set)
         self._ids = itertools.count()
         self._inbox: dict[str, deque[RequestOutput]] = {}  # outputs that nobody has read yet, of requests that somebody waits for
 
@@ -88,9 +92,14 @@ class LLM:
         while not self._inbox[request_id]:
             if request_id not in self.llm_engine.requests:
                 raise RequestError(f"{request_id}: was aborted by someone else before it ended; send it again")
+            if self._connector is not None:
+                self._woken.clear()
+                self._connector.poll()
             for out in self.llm_engine.step():
                 if out.request_id in self._inbox:
                     self._inbox[out.request_id].append(out)
+            if self._connector is not None and self.llm_engine.idle:  # all that is left is on its way here
+                self._woken.wait()
         return self._inbox[request_id].popleft()
 
     def _drop(self, request_id: str) -> None:

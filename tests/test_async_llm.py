@@ -1,6 +1,7 @@
 """The engine behind its asynchronous face: nothing lost, nothing kept, nobody waiting for ever."""
 import asyncio
 import contextlib
+import shutil
 import threading
 
 import pytest
@@ -11,6 +12,7 @@ from minengine.async_llm import AsyncLLM, EngineDead, EngineDraining, EngineOver
 from minengine.compiling import Compiling
 from minengine.config import EngineArgs
 from minengine.engine import LLMEngine
+from minengine.kv.tier_open import tier_folders
 from minengine.request import RequestError, SamplingParams, StructuredOutputsParams
 from tiny_models import tiny_model
 
@@ -317,3 +319,22 @@ def test_whatever_callers_do_every_block_comes_back_and_every_token_comes_once(d
             assert llm.engine.num_free_blocks == llm.engine.pool.num_blocks and not llm._streams
             assert sum(llm.stats().finished.values()) == len(plans)
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("load_admission", ["poll", "event"])
+def test_an_engine_of_its_own_has_tiers_too(tmp_path, load_admission):
+    prompts = [[i, *range(1, 150)] for i in range(1, 6)]  # 10 blocks each, and the pool has 16: only the tier still has the first ones
+
+    async def main():
+        async with served(kv_cache_memory_bytes=None, num_gpu_blocks_override=16, max_model_len=200, host_tier_bytes=1 << 24, tier_path=str(tmp_path),
+                          load_admission=load_admission) as llm:
+            first = [await collect(llm, prompt, greedy(8), f"a{i}") for i, prompt in enumerate(prompts)]
+            await until(lambda: llm._connector.idle)
+            return first, [await collect(llm, prompt, greedy(8), f"b{i}") for i, prompt in enumerate(prompts)]
+    try:
+        first, second = asyncio.run(main())
+    finally:
+        shutil.rmtree(tier_folders(str(tmp_path))["host"], ignore_errors=True)
+    assert [tokens(outs) for outs in first] == [tokens(outs) for outs in second] == [alone(prompt, greedy(8)).token_ids for prompt in prompts]
+    assert [outs[0].num_cached_tokens for outs in second] == [144] * 5
+    assert all(part >= 0 for outs in second for part in outs[-1].metrics.wait_parts())

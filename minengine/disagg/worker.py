@@ -86,6 +86,7 @@ class WorkerLoop:
 
         from ..engine import LLMEngine, _device
         from ..kv.fingerprint import model_fingerprint
+        from .opening import open_connector
 
         args, storage = start.args, None
         if start.transfer is not None:
@@ -97,14 +98,8 @@ class WorkerLoop:
         self.engine = engine = LLMEngine(args, storage=storage)
         engine.pool.events = self.events
         fingerprint = model_fingerprint(engine.model)
-        if self._agent is not None or args.host_tier_bytes or args.disk_tier_bytes:
-            from ..kv.tier_open import open_stack
-            from .connector import WorkerConnector
-
-            tier = open_stack(host_tier_bytes=args.host_tier_bytes, disk_tier_bytes=args.disk_tier_bytes, tier_path=args.tier_path, model=engine.model,
-                              kv_layout=engine.kv.kv_layout, kv_cache_dtype=engine.kv.kv_cache_dtype, storage=engine.kv.storage, events=self.events)
-            self.connector = WorkerConnector(engine, self._agent, tier=tier, wake=self.wake, fingerprint=fingerprint,
-                                             on_reserved=lambda key, target: self.send(Reserved(key, target)))
+        self.connector = open_connector(engine, self._agent, wake=self.wake, fingerprint=fingerprint,
+                                        on_reserved=lambda key, target: self.send(Reserved(key, target)))
         return Ready(pid=os.getpid(), config=engine.config, fingerprint=fingerprint, max_model_len=engine.max_model_len,
                      num_threads=torch.get_num_threads(), num_blocks=engine.pool.num_blocks, layout=engine.kv.kv_layout,
                      kv_cache_dtype=engine.kv.kv_cache_dtype, facts=self.connector.facts if self._agent is not None else None,

@@ -1,0 +1,31 @@
+"""From an engine's options to what brings its blocks from elsewhere: tiers, other workers' pools, both, or nothing."""
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Callable
+
+if TYPE_CHECKING:
+    from ..engine import LLMEngine
+    from .agents import Agent
+    from .connector import WorkerConnector
+
+__all__ = ["open_connector"]
+
+
+def open_connector(engine: LLMEngine, agent: Agent | None = None, *, wake: Callable[[], None], **options: Any) -> WorkerConnector | None:
+    """The connector of an engine that has tiers, or an agent; None: its pool is all there is. `engine.pool.events`, if set, tells of tiers too.
+
+    Args:
+        wake: see `WorkerConnector`, as for `options`.
+
+    Raises:
+        ConfigError: a tier's folder cannot be used.
+    """
+    args = engine.args
+    if agent is None and not args.host_tier_bytes and not args.disk_tier_bytes:
+        return None
+    from ..kv.tier_open import open_stack
+    from .connector import WorkerConnector
+
+    tier = open_stack(host_tier_bytes=args.host_tier_bytes, disk_tier_bytes=args.disk_tier_bytes, tier_path=args.tier_path, model=engine.model,
+                      kv_layout=engine.kv.kv_layout, kv_cache_dtype=engine.kv.kv_cache_dtype, storage=engine.kv.storage, events=engine.pool.events)
+    return WorkerConnector(engine, agent, tier=tier, wake=wake, **options)
