@@ -4,7 +4,7 @@
     poll                          the step loop, between steps: hands over what has landed (load_admission="poll")
     hold, push_to, release        a prefill worker: keep rows for a decoder, write them to it, let them go
     resume, fail                  a decoder that rows are pushed to: the front says how the prefill ended
-    the I/O thread                moves rows; looks often while anything is under way, and sleeps while nothing is
+    the I/O thread                moves rows; looks often while anything is under way, and hardly ever while nothing is
 
 Order of locks: the engine's, then `_cond`. The agent is called with neither: a transfer may wait, a step must not.
 """
@@ -32,7 +32,7 @@ __all__ = ["WorkerConnector"]
 
 log = logging.getLogger(__name__)
 
-SOON_S, LATER_S = 0.0003, 0.003  # between two looks: while rows move; while only notices are waited for
+SOON_S, LATER_S, IDLE_S = 0.0003, 0.005, 0.1  # between two looks: while rows move; while notices are waited for; while nothing is (a peer may ask all the same)
 KEPT_FACTS = 10_000
 
 
@@ -71,7 +71,7 @@ class WorkerConnector:
         self.io = self.holds = self.pushes = self._thread = None
         if agent is not None:
             self.io = KVIO(agent, engine.kv, fingerprint or model_fingerprint(engine.model))
-            self.holds = Holds(engine, self.io, args.kv_lease_s)
+            self.holds = Holds(engine, self.io, args.kv_lease_s, self.totals)
             self.pushes = Pushes(engine, self.io, self._cond, self._push_ended, kv_transfer_timeout_s)
             if args.kv_transfer == "push_layers":
                 engine.runner.on_layer = self.pushes.on_layer
@@ -234,13 +234,13 @@ class WorkerConnector:
         self._woken = True
         self._cond.notify_all()
 
-    def _pause_s(self) -> float | None:
-        """Until the next look, with `_cond`; None: until somebody has something to do."""
-        if any(isinstance(load, Pull) for load in self._moving) or self.pushes.flying:
+    def _pause_s(self) -> float:
+        """Until the next look, with `_cond`."""
+        if any(not load.offered and (isinstance(load, Pull) or load.told) for load in self._moving) or self.pushes.flying:
             return SOON_S
         if self._moving or len(self.holds) or len(self.pushes):
             return LATER_S
-        return None
+        return IDLE_S
 
     def _run(self) -> None:
         while True:
@@ -421,5 +421,4 @@ class WorkerConnector:
     def _count(self, facts: TransferFacts) -> None:
         with self._cond:
             self.totals.add(facts)
-            self.totals.holds = self.holds.num_made if self.holds else 0
             self._facts.append(facts)

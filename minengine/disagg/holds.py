@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from ..request import Request
 from .kv_io import KVIO
 from .leases import LeaseTable
+from .moved import TransferTotals
 from .source import KVSource
 
 __all__ = ["Holds"]
@@ -21,12 +22,11 @@ class Holds:
     """Everything here is under the engine's lock, which also orders what a decoder relies on: a lease's word is 0 before its blocks can be
     anybody else's. For that the lease has a reference of its own on each of them, whatever happens to the request."""
 
-    def __init__(self, engine: Any, io: KVIO, lease_s: float) -> None:
-        self.engine, self.io, self.lease_s = engine, io, lease_s
+    def __init__(self, engine: Any, io: KVIO, lease_s: float, totals: TransferTotals) -> None:
+        self.engine, self.io, self.lease_s, self.totals = engine, io, lease_s, totals
         self.table = LeaseTable(engine.clock, io.words)
         self._held: dict[int, Held] = {}  # by lease
         self._next_look_s = math.inf
-        self.num_made = self.num_expired = 0
 
     def __len__(self) -> int:
         return len(self._held)
@@ -47,7 +47,7 @@ class Holds:
             self.engine.scheduler.borrow(block_ids)
             self._held[lease.id] = Held(request, block_ids)
             self._next_look_s = min(self._next_look_s, lease.expires_s)
-            self.num_made += 1
+            self.totals.holds += 1
             return KVSource(self.io.facts, block_ids, request.num_computed_tokens, lease.id, lease.slot)
 
     def end(self, lease_id: int) -> bool:
@@ -72,7 +72,7 @@ class Holds:
             ended = sum(self.end(id) for id in over)
             for lease in self.table.expired(now_s):
                 self._give_back(lease.id)
-                self.num_expired += 1
+                self.totals.leases_expired += 1
                 ended += 1
             self._next_look_s = math.inf if self.table.next_expiry_s is None else self.table.next_expiry_s
         return ended

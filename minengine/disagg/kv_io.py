@@ -31,6 +31,7 @@ class KVIO:
     Attributes:
         facts: what other workers need to know of this pool.
         words: (NUM_WORDS,) uint64, the lease words that others read.
+        known: connected peers' metadata by name.
         checks: (NUM_CHECKS,) uint64, where words of others are read to.
     """
 
@@ -41,7 +42,7 @@ class KVIO:
         self.words, self.checks = _as_words(words), _as_words(self._checks)
         self.free_checks = list(range(NUM_CHECKS))
         self.facts = PoolFacts(agent.name, agent.metadata(), address, self.layout, kv.kv_cache_dtype, model, words.data_ptr())
-        self._known: dict[str, bytes] = {}  # connected peers' metadata
+        self.known: dict[str, bytes] = {}
         self._fitting: dict[str, PoolFacts] = {}  # of those whose pools rows can come from and go to
         self._dead: set[bytes] = set()  # metadata of processes that have ended
 
@@ -55,10 +56,10 @@ class KVIO:
         """
         if metadata in self._dead:
             raise PeerGone("this worker's process has ended")
-        name = next((name for name, known in self._known.items() if known == metadata), None)
+        name = next((name for name, known in self.known.items() if known == metadata), None)
         if name is None:
             name = self.agent.connect(metadata)
-            self._known[name] = metadata
+            self.known[name] = metadata
         return name
 
     def meet(self, pool: PoolFacts) -> str:
@@ -76,8 +77,8 @@ class KVIO:
 
     def part(self, name: str) -> None:
         """A peer's process has ended: its transfers fail from now on, and are soon quiet."""
-        if name in self._known:
-            self._dead.add(self._known.pop(name))
+        if name in self.known:
+            self._dead.add(self.known.pop(name))
             self._fitting.pop(name, None)
             self.agent.disconnect(name, dead=True)
 
