@@ -219,7 +219,7 @@ def test_a_full_file_system_is_a_block_that_is_not_stored(tmp_path):
             raise OSError(28, "No space left on device")
 
     one.io, io = Full(), one.io
-    assert not one.store_from(h(0), data(0)) and one.counts.refused == 1
+    assert not one.store_from(h(0), data(0)) and one.counts.refused == 1 and "No space left" in one.last_refusal
     assert bytes_there(one) == one.folder.used_bytes == 0
     one.io = io
     assert one.store_from(h(0), data(0)) and right(one, 0)

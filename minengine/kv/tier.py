@@ -60,7 +60,7 @@ class TierCounts:
     loaded_bytes: int = 0
 
 
-@dataclass
+@dataclass(eq=False)
 class Found:
     """A block's file, open: its data stays whatever happens to its name."""
 
@@ -79,7 +79,7 @@ class Found:
             self.fd = -1
 
 
-@dataclass
+@dataclass(eq=False)
 class Tier:
     """Blocks of one geometry in one folder. Any thread may call it; every call may wait for the file system.
 
@@ -95,6 +95,7 @@ class Tier:
     io: str | FileIO = "auto"  # auto: NIXL's POSIX backend for the disk where it is there; host memory needs no transfer engine
     events: EventLog | None = None
     counts: TierCounts = field(default_factory=TierCounts)
+    last_refusal: str = ""  # why a block was last not stored
 
     def __post_init__(self) -> None:
         self.path = Path(self.path)
@@ -199,14 +200,16 @@ class Tier:
                     self.events.removed(gone, self.medium)
             if slot is None:
                 self.counts.refused += 1
+                self.last_refusal = f"{self.path}: all of its {self.capacity_bytes} bytes are being written"
                 return False
             fill(slot.fd)
             written, slot = slot, None
             self.folder.commit(written, h, stamp_ns)
-        except (OSError, Busy):  # a full disk, a vanished folder: a cache can do without
+        except (OSError, Busy) as error:  # a full disk, a vanished folder: a cache can do without
             if slot is not None:
                 self.folder.abort(slot)
             self.counts.refused += 1
+            self.last_refusal = str(error)
             return False
         self.counts.stored += 1
         self.counts.stored_bytes += self.nbytes

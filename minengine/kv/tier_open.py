@@ -30,8 +30,8 @@ def tier_folders(tier_path: str | None) -> dict[Medium, Path]:
 
 
 def open_stack(*, host_tier_bytes: int, disk_tier_bytes: int, tier_path: str | None, model: Any, kv_layout: KVLayout, kv_cache_dtype: str,
-               storage: Tensor, events: EventLog | None = None) -> TierStack | None:
-    """The tiers that the options ask for, for the pool in `storage`; None if they ask for none.
+               storage: Tensor, events: EventLog | None = None, fingerprint: str | None = None) -> TierStack | None:
+    """The tiers that the options ask for, for the pool in `storage`; None if they ask for none. `fingerprint`: the model's, where it is known.
 
     Raises:
         ConfigError: a folder cannot be used.
@@ -40,6 +40,6 @@ def open_stack(*, host_tier_bytes: int, disk_tier_bytes: int, tier_path: str | N
     wanted = {medium: folder for medium, folder in tier_folders(tier_path).items() if sizes[medium]}
     if not wanted:
         return None
-    geometry = Geometry.of(kv_layout, kv_cache_dtype, model_fingerprint(model))
+    geometry = Geometry.of(kv_layout, kv_cache_dtype, fingerprint or model_fingerprint(model))
     tiers = [Tier(folder, geometry, sizes[medium], medium) for medium, folder in wanted.items()]
     return TierStack(tiers, BlockBytes(storage, kv_layout), events=events)
