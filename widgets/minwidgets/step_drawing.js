@@ -20,9 +20,24 @@ export function spokenTime(seconds) {
 }
 
 /** The smallest of 1, 2, 5, 10, ... that is at least `least`. */
-function roundStep(least) {
+export function roundStep(least) {
   const power = 10 ** Math.floor(Math.log10(least));
   return [1, 2, 5, 10].map((digit) => digit * power).find((step) => step >= least * 0.999);
+}
+
+/** Prefill's hatching, as a pattern of the drawing that fills by `url(#id)`. */
+export function addHatch(svg, id) {
+  const defs = svg.appendChild(document.createElementNS(NS, "defs"));
+  const tile = defs.appendChild(document.createElementNS(NS, "pattern"));
+  for (const [name, value] of Object.entries({ id, width: 6, height: 6, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" })) {
+    tile.setAttribute(name, value);
+  }
+  for (const [kind, wide] of [["st-prefill-ground", 6], ["st-prefill-line", 2.4]]) {
+    const rect = tile.appendChild(document.createElementNS(NS, "rect"));
+    rect.setAttribute("class", kind);
+    rect.setAttribute("width", wide);
+    rect.setAttribute("height", 6);
+  }
 }
 
 export function stepDrawing(frame) {
@@ -41,25 +56,10 @@ export function stepDrawing(frame) {
   const label = (kind, x, y, content, anchor = "start") => add("text", kind, { x, y, "text-anchor": anchor }, content);
   const box = (x, y, wide, high) => `M${x.toFixed(2)} ${y.toFixed(2)}h${wide.toFixed(2)}v${high.toFixed(2)}h${(-wide).toFixed(2)}z`;
 
-  function pattern() {
-    const defs = add("defs", "", {});
-    const tile = document.createElementNS(NS, "pattern");
-    for (const [name, value] of Object.entries({ id: hatch, width: 6, height: 6, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" })) {
-      tile.setAttribute(name, value);
-    }
-    for (const [kind, wide] of [["st-prefill-ground", 6], ["st-prefill-line", 2.4]]) {
-      const rect = tile.appendChild(document.createElementNS(NS, "rect"));
-      rect.setAttribute("class", kind);
-      rect.setAttribute("width", wide);
-      rect.setAttribute("height", 6);
-    }
-    defs.append(tile);
-  }
-
   /** `settings` and `value` as answered; all of it in `width` px. */
   function draw({ settings, value }, width) {
     svg.replaceChildren();
-    pattern();
+    addHatch(svg, hatch);
     const { steps } = value;
     const left = width < 480 ? 56 : 62;
     const end = steps.at(-1)[1];

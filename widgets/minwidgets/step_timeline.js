@@ -4,6 +4,7 @@ import { binding } from "./binding.js";
 import { blank, choice, freshId, make, numberField, showNumber, stat, tableBelow, thousands } from "./controls.js";
 import { same } from "./same.js";
 import { spokenTime, stepDrawing } from "./step_drawing.js";
+import { spokenCost } from "./units.js";
 
 const LABELS = {
   streams: "Streams", prompt_tokens: "Tokens of the prompt", max_num_batched_tokens: "Budget of a step",
@@ -16,12 +17,6 @@ const FIELDS = Object.keys(LABELS);
 const NONE = "none: "; // how `engine` begins where no setting but the known ones can be answered
 
 const times = (factor) => `${factor.toFixed(factor < 10 ? 1 : 0)} times`;
-
-/** A cost in the unit that keeps it readable. */
-function spokenCost(seconds) {
-  const [value, unit] = seconds >= 0.0001 || seconds === 0 ? [1000 * seconds, "ms"] : [1e6 * seconds, "µs"];
-  return `${Number(value.toPrecision(3))}\u00a0${unit}`;
-}
 
 function render({ model, el }) {
   const id = freshId("st");

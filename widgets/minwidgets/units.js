@@ -14,3 +14,9 @@ export function inUnits(value, units) {
 }
 export const spokenBytes = (bytes) => inUnits(bytes, ["bytes", "kB", "MB", "GB", "TB"]);
 export const spokenShort = (seconds) => inUnits(1e9 * seconds, ["ns", "µs", "ms", "s"]);
+
+/** A cost in the unit that keeps it readable. */
+export function spokenCost(seconds) {
+  const [value, unit] = seconds >= 0.0001 || seconds === 0 ? [1000 * seconds, "ms"] : [1e6 * seconds, "µs"];
+  return `${Number(value.toPrecision(3))}\u00a0${unit}`;
+}
