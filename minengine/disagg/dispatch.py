@@ -91,8 +91,8 @@ class Dispatcher(AsyncFront):
             source, flight.source = flight.source, None
             self._router.prefilled(flight.request_id)
             self._give(flight, flight.decode, source=source)
-        elif flight.prefill == flight.decode:
-            self._give(flight, flight.decode)
+        elif flight.prefill == flight.decode or flight.params.max_tokens - len(flight.token_ids) == 1:
+            self._give(flight, flight.prefill)  # its next token is its last: nothing is to be handed over
         elif self.engine_args.kv_transfer == "push_layers":
             self._give(flight, flight.decode, source=Reserve(self._workers[flight.prefill].ready.facts))
         else:
