@@ -40,6 +40,7 @@ class Queues:
         self.ready: deque[Request] = deque()  # in order of landing
         self.running: list[Request] = []  # in order of admission
         self.held: dict[str, Request] = {}  # by request_id
+        self._hands_over = False  # some request was to be held
         self._unloadable: list[Request] = []  # ended since the last step
         self.now_s = 0.0  # handed in by whoever calls; stamps what ends in between
 
@@ -55,6 +56,7 @@ class Queues:
         if need > self.pool.num_blocks:
             raise RequestError(f"prompt: {request.num_tokens} tokens need {need} blocks of {self.pool.block_size} and the pool has "
                                f"{self.pool.num_blocks}; shorten the prompt or enlarge the pool (kv_cache_memory_bytes)")
+        self._hands_over |= request.hold
         self.waiting.append(request)
         self._start_loads()
 

@@ -189,7 +189,7 @@ class Scheduler(Queues):
             for request in step.decodes:
                 if not request.num_computed_tokens % size:
                     self._offer_blocks(request)
-        ended, held = [], []
+        ended = []
         for request, token in zip(sampled, token_ids):
             if token is None:
                 after = f"structured_outputs: after {request.num_tokens - request.num_prompt_tokens} tokens"
@@ -208,13 +208,12 @@ class Scheduler(Queues):
                 ended.append((request, "stop"))
             elif request.num_tokens >= request.max_num_tokens:
                 ended.append((request, "length"))
-            elif request.hold:
-                held.append(request)
+        for request, reason in ended:
+            self._end(request, reason)
+        held = [request for request in sampled if request.hold and not request.finished] if self._hands_over else []
         for request in held:
             request.status = Status.HELD
             self.held[request.request_id] = request
-        for request, reason in ended:
-            self._end(request, reason)
         if ended or held:
             self.running = [request for request in self.running if request.status is Status.RUNNING]
             self._start_loads()
