@@ -1,6 +1,8 @@
 """Tiers: what is stored comes back byte for byte in any order of the pool, and nothing else ever does."""
+import gc
 import os
 import threading
+import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -465,6 +467,20 @@ def test_others_work_is_found_by_looking_again(tmp_path):
         assert stack.wait_idle(WAIT_S)
     assert log.snapshot().hashes["host"] == set(hashes) - {hashes[2]}
     stack.close()
+
+
+def test_a_stack_that_nobody_has_any_more_ends_and_lets_go_of_the_pool(tmp_path):
+    blocks = pool()
+    stack, done = stack_of(tmp_path, blocks, events=EventLog()), Waiting()
+    stack.store(chain(2), [0, 1], done)
+    done.job()
+    assert stack.wait_idle(WAIT_S)
+    thread, held = stack._thread, weakref.ref(blocks)
+    done.jobs.clear()
+    del stack, blocks
+    gc.collect()
+    thread.join(WAIT_S)
+    assert not thread.is_alive() and held() is None
 
 
 def test_options_become_tiers(tmp_path):

@@ -20,6 +20,7 @@ import secrets
 import struct
 import threading
 import time
+import weakref
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Iterator, NamedTuple
@@ -78,6 +79,7 @@ class TierFolder:
             self._lock_fd = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise ConfigError(f"{self.path}: cannot be used for a tier ({error.strerror}); choose another tier_path") from error
+        self._close = weakref.finalize(self, os.close, self._lock_fd)
         self._mutex = threading.Lock()  # flock knows open files, not threads
         self._busy_until_s = 0.0
         try:
@@ -88,9 +90,8 @@ class TierFolder:
 
     def close(self) -> None:
         with self._mutex:
-            if self._lock_fd >= 0:
-                os.close(self._lock_fd)
-                self._lock_fd = -1
+            self._close()
+            self._lock_fd = -1
 
     # --- finding ---------------------------------------------------------------------------------------------
 

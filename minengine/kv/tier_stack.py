@@ -10,7 +10,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import weakref
 from collections import deque
+from functools import partial
 from typing import Any, Callable, Iterator, NamedTuple, Sequence
 
 from minengine.kv.events import EventLog, Medium
@@ -84,7 +86,9 @@ class TierStack:
         self._wake = threading.Condition()
         self._buffer = blocks.buffer(1 if blocks.direct else max(tier.io.batch for tier in tiers))
         self._next_scan_s = time.monotonic()  # at once: what is there from before
-        self._thread = threading.Thread(target=self._run, name="tiers", daemon=True)
+        wake = self._wake
+        self._ref = weakref.ref(self, lambda ref: _notify(wake))
+        self._thread = threading.Thread(target=_serve, args=(self._ref, wake), name="tiers", daemon=True)
         self._thread.start()
 
     # --- called by anyone, never waiting ---------------------------------------------------------------------
@@ -169,29 +173,19 @@ class TierStack:
 
     # --- the thread ------------------------------------------------------------------------------------------
 
-    def _run(self) -> None:
-        while True:
-            with self._wake:
-                self._current = None
-                self._wake.notify_all()
-                while not (self._closed or self._loads or self._stores or self._down or self._up or self._scan_due()):
-                    self._wake.wait(max(0.0, self._next_scan_s - time.monotonic()) if self.events is not None else None)
-                if self._closed:
-                    break
-                job = self._loads[0] if self._loads else self._stores[0] if self._stores else None
-                copies = self._down or self._up if job is None else None
-                copy = copies.popleft() if copies else None
-                self._current = job if job is not None else _BUSY
-            try:
-                if job is not None:
-                    self._advance(job)
-                elif copy is not None:
-                    self._copy(copy)
-                else:
-                    self._rescan()
-            except Exception:  # a job's own errors are its end; anything else must not stop the thread
-                log.exception("a tier's thread")
-        self._drain()
+    def _next(self) -> Callable[[], None] | float | None:
+        """Under `_wake`: what to do now, or how long nothing is to be done (None: until somebody comes)."""
+        job = self._loads[0] if self._loads else self._stores[0] if self._stores else None
+        self._current = job or _BUSY
+        if job is not None:
+            return partial(self._advance, job)
+        if self._down or self._up:
+            return partial(self._copy, (self._down or self._up).popleft())
+        if self.events is not None and time.monotonic() >= self._next_scan_s:
+            return self._rescan
+        self._current = None
+        self._wake.notify_all()  # whoever waits for it to be idle
+        return None if self.events is None else max(0.0, self._next_scan_s - time.monotonic())
 
     def _advance(self, job: Job) -> None:
         """Move the next piece of a job, and end it after its last."""
@@ -327,9 +321,6 @@ class TierStack:
 
     # --- events of what others do ----------------------------------------------------------------------------
 
-    def _scan_due(self) -> bool:
-        return self.events is not None and time.monotonic() >= self._next_scan_s
-
     def _rescan(self) -> None:
         """Tell what other processes have stored and evicted since the last look."""
         self._next_scan_s = time.monotonic() + self.rescan_s
@@ -343,3 +334,33 @@ class TierStack:
 
 
 _BUSY: Any = object()  # at work for no job
+
+
+def _serve(ref: weakref.ref[TierStack], wake: threading.Condition) -> None:
+    """The thread. It holds the stack, and with it the pool, only while there is something to do: one that nobody has any more ends by itself."""
+    while True:
+        with wake:
+            stack = ref()
+            if stack is None:
+                return
+            if stack._closed:
+                break
+            work = stack._next()
+            if not callable(work):
+                del stack
+                wake.wait(work)
+                continue
+        try:
+            work()
+        except Exception:  # a job's own errors are its end; anything else must not stop the thread
+            log.exception("a tier's thread")
+        finally:
+            with wake:
+                stack._current = None
+            del stack, work
+    stack._drain()
+
+
+def _notify(wake: threading.Condition) -> None:
+    with wake:
+        wake.notify_all()
