@@ -117,3 +117,33 @@ def test_split_halves_undoes_the_interleaving():
     weight = torch.arange(2 * 8 * 3).view(16, 3)  # 2 heads of 8
     assert torch.equal(split_halves(interleave_rows(weight, 2), 2), weight)
     assert not torch.equal(interleave_rows(weight, 2), weight)
+
+
+# --- replayed churn ----------------------------------------------------------------------------------------------
+
+
+def test_churn_counts_runs_and_names_equal_tokens_alike():
+    from bench import churn
+    from minengine.workload.traces import TraceRequest
+
+    assert [churn.num_runs(table) for table in ([4], [4, 5, 6], [6, 5, 4], [0, 1, 9, 10, 2])] == [1, 1, 3, 3]
+    one, other = (TraceRequest(0.0, tokens, 1, ids, 512) for tokens, ids in ((1000, (7, 8)), (512 + 64, (7, 9))))
+    a, b = churn.hashes(one), churn.hashes(other)
+    assert (len(a), len(b)) == (1000 // 64, 9) and len(set(a) | set(b)) == 15 + 1
+    assert a[:8] == b[:8] and a[8] != b[8], "a block is the same as long as the trace's ids are"
+
+
+def test_churn_is_compared_with_the_lowest_free_blocks_and_with_those_that_came_back_first(monkeypatch):
+    from bench import churn
+
+    monkeypatch.setattr(churn, "NUM_BLOCKS", 6)
+    for order, wanted in (("own", [4, 5, 1]), ("first_fit", [1, 4, 5]), ("queue", [5, 4, 1])):
+        pool = churn.make_pool(order)
+        tables = [pool.allocate(1), pool.allocate(1), pool.allocate(2), pool.allocate(2)]
+        assert tables == [[0], [1], [2, 3], [4, 5]]
+        pool.release(tables[3])
+        pool.release(tables[1])
+        pool.register(0, b"old")
+        pool.release([0])
+        assert pool.allocate(3) == wanted, order
+        assert pool.allocate(1) == [0] and pool.num_evictions == 1
