@@ -26,7 +26,8 @@ class Cluster:
 
     Args:
         model: "smollm2", "glm-mini", or a local Hugging Face directory.
-        options: fields of `ClusterArgs` (prefill=1, decode=2, router_policy="random", ...) and of `EngineArgs`, which then hold for every worker.
+        options: fields of `ClusterArgs` (prefill=1, decode=2, router_policy="random", ...) and of `EngineArgs`, which then hold for every worker;
+            `num_threads` (default: the machine's cores) is split evenly among them.
 
     Raises:
         ConfigError: an option or a worker cannot run as asked; no process is left then.

@@ -31,7 +31,7 @@ SERVER_HELP = {
     "drain_timeout_s": "after SIGTERM or SIGINT, how long running requests may still take",
 }
 CLUSTER_HELP = {
-    "prefill": "worker processes that only read prompts; their KV moves to those that write the answers",
+    "prefill": "worker processes that only read prompts; their KV moves to those that write the answers. --num-threads is split evenly among all workers",
     "decode": "worker processes that write the answers, and with --prefill 0 read the prompts too; 0: the engine runs in the server's own process",
     "router_policy": "who gets a request: by what each worker has cached and has to do, or by neither",
     "worker_timeout_s": "seconds of silence after which a worker's requests go on elsewhere",
