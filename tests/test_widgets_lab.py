@@ -11,12 +11,14 @@ from pathlib import Path
 import pytest
 from browsing import Watched, browser  # noqa: F401  (a fixture)
 
+from minengine.simulate.disagg import prefill_decode
 from minengine.simulate.timeline import timeline
 
 ROOT = Path(__file__).resolve().parents[1]
 pytestmark = pytest.mark.browser
 CODE = "from minwidgets import {0}\n\nwidget = {0}()\nwidget"
-NOTEBOOKS = {"row": "RowBytes", "steps": "StepTimeline", "kernel": "KernelFloor", "mask": "TokenMask"}
+NOTEBOOKS = {"row": "RowBytes", "steps": "StepTimeline", "kernel": "KernelFloor", "mask": "TokenMask", "copies": "CopyCount",
+             "apart": "PrefillDecode"}
 QUIET = {"fetchNews": "false", "checkForUpdates": False, "doNotDisturbMode": True}  # else it asks whether to look for news, and looks for updates
 # Runs code in the open notebook's kernel; gives the value of an expression after it, as repr.
 IN_KERNEL = """async ([code, expression]) => {
@@ -204,5 +206,63 @@ def test_a_kernel_answers_the_token_mask(browser, lab):  # noqa: F811
         page.locator(".tm").get_by_role("button", name="Reset").click()
         page.wait_for_function(f"async () => (await ({IN_KERNEL})(['', 'widget.tokens == \"\" and \"city\" in widget.schema'])) === 'True'")
         wait_for_call("")
+        wrong = [text for text in watched.wrong if text.startswith(("off-host", "uncaught"))]
+        assert not wrong, wrong
+
+
+def test_a_copy_count_is_set_from_both_sides(browser, lab):  # noqa: F811
+    with Watched(browser, 1280) as watched:
+        page = watched.page
+        run_all(page, lab + "copies.ipynb", ".cc svg rect")
+
+        def kernel(code, expression):
+            return page.evaluate(IN_KERNEL, [code, expression])
+
+        def wait_for_copies(text):
+            page.wait_for_function("(text) => document.querySelector('.cc .rb-stat').textContent === text", arg=text)
+
+        wait_for_copies("15,288")
+        # Python -> page
+        assert kernel("widget.num_indexer_layers = 21; widget.copy_s = 1e-6", "widget.numbers.count") == str(196 * 99)
+        wait_for_copies("19,404")
+        assert page.locator(".cc input[type=number][id$='-copy_s']").input_value() == "1"
+        assert "copy_s=2.0: use seconds from 0 to 1" in kernel("widget.copy_s = 2", "0")
+        # page -> Python
+        page.locator(".cc input[value=BLHNC]").check()
+        page.locator(".cc input[type=number][id$='-block_size']").fill("64")
+        page.locator(".cc input[type=number][id$='-byte_s']").fill("50")
+        page.wait_for_function(f"async () => (await ({IN_KERNEL})(['', '(widget.numbers.count, widget.numbers.regions, round(1e-9 / widget.byte_s))'])) === '(3125, 1, 50)'")
+        page.locator(".cc").get_by_role("button", name="Reset").click()
+        page.wait_for_function(f"async () => (await ({IN_KERNEL})(['', 'widget.numbers.count'])) === '15288'")
+        wait_for_copies("15,288")
+        wrong = [text for text in watched.wrong if text.startswith(("off-host", "uncaught"))]
+        assert not wrong, wrong
+
+
+def test_a_kernel_answers_prefill_and_decode(browser, lab):  # noqa: F811
+    with Watched(browser, 1280) as watched:
+        page = watched.page
+        run_all(page, lab + "apart.ipynb", ".pd svg path")
+
+        def kernel(code, expression):
+            return page.evaluate(IN_KERNEL, [code, expression])
+
+        def wait_for_gaps(**asked):
+            texts = [f"{1000 * one['p90_gap_s']:.0f}\u00a0ms" for one in prefill_decode(**asked).values()]
+            page.wait_for_function("""(texts) => document.querySelector('.pd[aria-busy=false]') &&
+                [...document.querySelectorAll('.pd .pd-numbers tbody tr:first-child td')].map((it) => it.textContent).join() === texts""", arg=",".join(texts))
+
+        wait_for_gaps()
+        # Python -> page
+        assert kernel("widget.pd_slowdown = 2", "widget.timelines['apart']['stalled_gaps']") == "0"
+        wait_for_gaps(pd_slowdown=2)
+        assert "pd_slowdown=9.0: use a number from 1 to 4" in kernel("widget.pd_slowdown = 9", "0")
+        # page -> Python, which answers with numbers that the page had not
+        page.locator(".pd input[type=number][id$='-streams']").fill("7")
+        page.locator(".pd input[value=poll]").check()
+        wait_for_gaps(pd_slowdown=2, streams=7, load_admission="poll")
+        assert kernel("", "(widget.streams, widget.load_admission, widget.engine)") == "(7, 'poll', '')"
+        page.locator(".pd").get_by_role("button", name="Reset").click()
+        wait_for_gaps()
         wrong = [text for text in watched.wrong if text.startswith(("off-host", "uncaught"))]
         assert not wrong, wrong
