@@ -95,6 +95,7 @@ class Dispatcher(AsyncFront):
             self._give(flight, flight.prefill)  # its next token is its last: nothing is to be handed over
         elif self.engine_args.kv_transfer == "push_layers":
             self._give(flight, flight.decode, source=Reserve(self._workers[flight.prefill].ready.facts))
+            flight.awaits = flight.prefill
         else:
             self._give(flight, flight.prefill, hold=True)
         return True
@@ -111,7 +112,7 @@ class Dispatcher(AsyncFront):
 
     def _give(self, flight: Flight, name: str, *, resumes: str | None = None, **how: Any) -> None:
         """Send it to a worker, under a key of its own; `resumes`: the one that it had there."""
-        flight.worker = name
+        flight.worker, flight.awaits = name, None
         self._keys[flight.new_key()] = flight
         timeline = Timeline(arrival_s=flight.timeline.arrival_s, routed_s=flight.timeline.routed_s)
         message = AddRequest(key=flight.key, prompt=flight.prompt, params=flight.params, cache_salt=flight.cache_salt, timeline=timeline,
@@ -123,7 +124,7 @@ class Dispatcher(AsyncFront):
         if flight.key is not None:
             self._keys.pop(flight.key, None)
             self._workers[flight.worker].send(Abort(flight.key))
-            flight.worker = flight.key = None
+            flight.worker = flight.key = flight.awaits = None
         self._let_go(flight)
 
     def _let_go(self, flight: Flight) -> None:
@@ -148,9 +149,9 @@ class Dispatcher(AsyncFront):
     def _retry(self, flights: Sequence[Flight], worker: Worker, why: str, *, died: bool) -> None:
         """Go on elsewhere with what this worker had."""
         for flight in reversed(flights):
+            flight.deaths += died and flight.worker == worker.name
             self._leave(flight)
             self._router.cancelled(flight.request_id)
-            flight.deaths += died
             if flight.deaths >= MAX_DEATHS:
                 self._close_flight(flight, "cancelled")
                 self._publish([flight.end("error", self.clock(), f"the request was given up: {flight.deaths} workers ended while they computed it, "
@@ -162,7 +163,8 @@ class Dispatcher(AsyncFront):
         self._dispatch()
 
     def _lost(self, name: str, evicted: Sequence[str]) -> list[Flight]:
-        """The requests that were there. Those that were to go there after their prefill find another decoder then."""
+        """The requests that were there, or could not begin without it. Those that were to go there after their prefill find another decoder
+        then."""
         for request_id in evicted:
             if request_id in self._flights:
                 self._flights[request_id].decode = None
@@ -171,7 +173,7 @@ class Dispatcher(AsyncFront):
                 self._keys.pop(flight.reserved[1], None)
                 self._workers[name].send(Abort(flight.reserved[1]))
                 flight.reserved = None
-        return [flight for flight in self._flights.values() if flight.worker == name]
+        return [flight for flight in self._flights.values() if name in (flight.worker, flight.awaits)]
 
     def _booked(self, worker: Worker, deltas: list[Delta]) -> None:
         outputs: list[RequestOutput] = []
@@ -179,6 +181,7 @@ class Dispatcher(AsyncFront):
             flight = self._keys.get(delta.key)
             if flight is None:
                 continue
+            flight.awaits = None
             if flight.key != delta.key:  # its decoder waited for rows that did not come, and has computed them itself
                 flight.reserved = None
                 self._keys.pop(flight.key, None)

@@ -244,7 +244,7 @@ class AsyncCluster(Dispatcher):
                     self._hand_over(worker, held)
             case Reserved(key, target):
                 flight = self._keys.get(key)
-                if flight is not None and flight.key == key:
+                if flight is not None and flight.awaits is not None:
                     flight.reserved = (worker.name, key)
                     self._give(flight, flight.prefill, hold=True, target=target)
             case SnapshotTaken(snapshot):

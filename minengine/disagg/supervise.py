@@ -58,6 +58,7 @@ class WorkerProcess:
         mine, its = socket.socketpair()
         threads = str(start.args.num_threads or 1)
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+        env.setdefault("UCX_LOG_LEVEL", "fatal")  # what fails is told by exceptions; a killed peer would be several lines of every other worker
         try:
             # A session of its own: Ctrl-C in the terminal is for the parent, which ends its workers when it has drained.
             self.popen = subprocess.Popen([sys.executable, "-m", "minengine.disagg.worker", str(its.fileno()), str(os.getpid())], env=env,

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import pickle
 import secrets
@@ -263,6 +264,7 @@ def main(fd: int, parent: int) -> int:
     connection = Connection(fd)
     loop = WorkerLoop(connection)
     start: Start = connection.recv()
+    logging.basicConfig(format=f"minengine {start.name}: %(message)s")
     Thread(target=loop.read, name="reads", daemon=True).start()
     try:
         loop.send(loop.start(start))
