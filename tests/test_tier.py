@@ -339,6 +339,22 @@ def test_a_load_ends_before_the_first_block_that_is_not_right(tmp_path):
     stack.close()
 
 
+def test_a_damaged_copy_in_memory_is_made_up_for_by_the_one_on_disk(tmp_path):
+    blocks = pool()
+    stack, hashes, done = stack_of(tmp_path, blocks), chain(6), Waiting()
+    stack.store(hashes, range(6), done)
+    done.job()
+    assert stack.wait_idle(WAIT_S)
+    for i in (0, 3, 5):
+        os.truncate(stack.tiers[0].folder.name(hashes[i]), 5000)
+    done = Waiting()
+    stack.load(hashes, range(6, 12), done)
+    assert done.job().num_blocks == 6 and done.job().media == {"host": 3, "disk": 3}
+    assert all(np.array_equal(canonical(blocks, 6 + i), canonical(blocks, i)) for i in range(6))
+    assert stack.wait_idle(WAIT_S) and stack.tiers[0].contains(hashes) == 6 and stack.tiers[0].counts.corrupt == 3
+    stack.close()
+
+
 def test_the_first_tier_being_full_does_not_keep_blocks_from_the_second(tmp_path):
     stack, done = stack_of(tmp_path, pool(), host=1), Waiting()
     slot, _ = stack.tiers[0].folder.reserve()

@@ -225,13 +225,22 @@ def test_a_full_file_system_is_a_block_that_is_not_stored(tmp_path):
     assert one.store_from(h(0), data(0)) and right(one, 0)
 
 
-def test_a_vanished_folder_is_a_miss(tmp_path):
+def test_a_folder_that_somebody_cleaned_away_is_made_again(tmp_path):
     one = tier(tmp_path / "t")
     one.store_from(h(0), data(0))
     for entry in os.scandir(one.path):
         os.unlink(entry.path)
     one.path.rmdir()
-    assert not right(one, 0) and not one.store_from(h(1), data(1)) and one.contains([h(0)]) == 0
+    assert not right(one, 0) and one.contains([h(0)]) == 0
+    assert one.store_from(h(1), data(1)) and right(one, 1) and one.folder.used_bytes == bytes_there(one) == FILE
+    other = tier(tmp_path / "t", 1)
+    os.unlink(tmp_path / "t" / ".lock")  # and a lock that is gone does not make two
+    assert other.store_from(h(2), data(2)) and one.store_from(h(3), data(3)) and os.path.samestat(os.fstat(one.folder._lock_fd), os.fstat(other.folder._lock_fd))
+    for entry in os.scandir(one.path):
+        os.unlink(entry.path)
+    one.path.rmdir()
+    one.path.touch()
+    assert not one.store_from(h(1), data(1)) and "cannot be used" in one.last_refusal
 
 
 @pytest.mark.parametrize("content", [b"", b"\0" * 3, struct.pack("<Q", 9 * FILE), None])

@@ -205,7 +205,7 @@ class Tier:
             fill(slot.fd)
             written, slot = slot, None
             self.folder.commit(written, h, stamp_ns)
-        except (OSError, Busy) as error:  # a full disk, a vanished folder: a cache can do without
+        except (OSError, Busy) as error:  # a full disk, a folder that cannot be made again: a cache can do without
             if slot is not None:
                 self.folder.abort(slot)
             self.counts.refused += 1

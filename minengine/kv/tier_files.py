@@ -63,6 +63,21 @@ class TierFolder:
         self._suffix = f"-{geometry.tag.hex()[:16]}.kv"
         if capacity_bytes < file_bytes:
             raise ConfigError(f"{self.path}: a capacity of {capacity_bytes} bytes holds no block of {file_bytes}; give more")
+        self._lock_fd = -1
+        self._open_folder()
+        space = os.statvfs(self.path)
+        if capacity_bytes > space.f_blocks * space.f_frsize:
+            raise ConfigError(f"{self.path}: a capacity of {capacity_bytes} bytes is more than its file system of {space.f_blocks * space.f_frsize}; "
+                              "give less, or choose another tier_path")
+        self._mutex = threading.Lock()  # flock knows open files, not threads
+        self._busy_until_s = 0.0
+        try:
+            with self._locked():
+                self._count()
+        except Busy:
+            pass  # somebody else counts
+
+    def _open_folder(self) -> None:
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             facts = self.path.lstat()
@@ -72,21 +87,12 @@ class TierFolder:
             if facts.st_mode & 0o077:
                 raise ConfigError(f"{self.path}: other users may enter it (mode {facts.st_mode & 0o777:o}), and a cache holds what its users wrote; "
                                   "run chmod 700 on it, or choose another tier_path")
-            space = os.statvfs(self.path)
-            if capacity_bytes > space.f_blocks * space.f_frsize:
-                raise ConfigError(f"{self.path}: a capacity of {capacity_bytes} bytes is more than its file system of {space.f_blocks * space.f_frsize}; "
-                                  "give less, or choose another tier_path")
-            self._lock_fd = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fd = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise ConfigError(f"{self.path}: cannot be used for a tier ({error.strerror}); choose another tier_path") from error
-        self._close = weakref.finalize(self, os.close, self._lock_fd)
-        self._mutex = threading.Lock()  # flock knows open files, not threads
-        self._busy_until_s = 0.0
-        try:
-            with self._locked():
-                self._count()
-        except Busy:
-            pass  # somebody else counts
+        if self._lock_fd >= 0:
+            self._close()
+        self._lock_fd, self._close = fd, weakref.finalize(self, os.close, fd)
 
     def close(self) -> None:
         with self._mutex:
@@ -214,19 +220,31 @@ class TierFolder:
             while True:
                 try:
                     fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
                 except BlockingIOError:
                     if time.monotonic() >= deadline:
                         if deadline > start:
                             self._busy_until_s = deadline + BUSY_FOR_S
                         raise Busy(f"{self.path}: another process has held the lock for {LOCK_WAIT_S} s") from None
                     time.sleep(0.001)
+                    continue
+                if self._is_the_lock():
+                    break
+                try:
+                    self._open_folder()  # somebody has cleaned up: begin anew, with the lock that all others will take
+                except ConfigError as error:
+                    raise OSError(str(error)) from error
             try:
                 yield
             finally:
                 fcntl.flock(self._lock_fd, fcntl.LOCK_UN)
         finally:
             self._mutex.release()
+
+    def _is_the_lock(self) -> bool:
+        try:
+            return os.path.samestat(os.fstat(self._lock_fd), os.stat(self.path / ".lock"))
+        except OSError:
+            return False
 
     def _used(self) -> int | None:
         stored = os.pread(self._lock_fd, 8, 0)

@@ -13,13 +13,14 @@ import time
 import weakref
 from collections import deque
 from functools import partial
-from typing import Any, Callable, Iterator, NamedTuple, Sequence
+from typing import Any, Callable, Iterator, Sequence
 
 from minengine.kv.events import EventLog, Medium
 from minengine.kv.tier import Found, Tier, stamp_now
 from minengine.kv.tier_blocks import BlockBytes
+from minengine.kv.tier_jobs import Copy, Job
 
-__all__ = ["Job", "TierStack"]
+__all__ = ["TierStack"]
 
 PINNED = 256  # files that one load holds open ahead of its reading
 MAX_PENDING_BLOCKS = 256  # that wait to be stored, and as many to be copied up; a cache may drop what is more
@@ -27,41 +28,6 @@ OPEN_COPIES = 8  # open files of blocks that are still to be copied: those evict
 RESCAN_S = 10.0  # how often an idle worker looks at what others have stored and evicted, for its events
 
 log = logging.getLogger(__name__)
-
-
-class _Copy(NamedTuple):
-    """A block that another tier is to have as well."""
-
-    h: bytes
-    parent: bytes | None
-    stamp_ns: int
-    source: Tier
-    target: Tier
-    found: Found | None  # its file in `source`, if open
-
-
-class Job:
-    """One load or store. Times are `time.perf_counter()`, None until then."""
-
-    def __init__(self, stack: TierStack, kind: str, hashes: Sequence[bytes], block_ids: Sequence[int], done: Callable[[Job], None] | None) -> None:
-        if len(hashes) != len(block_ids):
-            raise ValueError(f"{len(hashes)} hashes for {len(block_ids)} blocks: give one a block")
-        self.kind, self.hashes, self.block_ids = kind, list(hashes), list(block_ids)
-        self.num_blocks = 0  # load: leading blocks that are right in the pool; store: blocks that are in a tier
-        self.num_bytes = 0
-        self.media: dict[str, int] = {}  # load: blocks by the medium that they came from
-        self.dropped = False  # a store that found too many waiting
-        self.cancelled = False
-        self.ended = False
-        self.queued_s = time.perf_counter()
-        self.start_s: float | None = None
-        self.end_s: float | None = None
-        self._stack, self._done, self._work = stack, done, None
-
-    def cancel(self) -> bool:
-        """True: nothing touches its blocks any more. If it had not ended, `done` will not be called; if it had, that has been done or is being done.
-        False: a block is being moved just now; it ends after that, and `done` follows."""
-        return self._stack._cancel(self)
 
 
 class TierStack:
@@ -78,8 +44,8 @@ class TierStack:
         self.dropped_blocks = 0  # not stored or copied, because too many waited
         self._loads: deque[Job] = deque()
         self._stores: deque[Job] = deque()
-        self._down: deque[_Copy] = deque()  # to be kept on the next tier too; their files are open, so that none is evicted before
-        self._up: deque[_Copy] = deque()  # found on a farther tier, to be had nearer the next time
+        self._down: deque[Copy] = deque()  # to be kept on the next tier too; their files are open, so that none is evicted before
+        self._up: deque[Copy] = deque()  # found on a farther tier, to be had nearer the next time
         self._storing = 0  # blocks in `_stores`
         self._current: Job | None = None
         self._closed = self._ended = False
@@ -251,27 +217,43 @@ class TierStack:
                 batch = [pinned.popleft()]
                 while pinned and len(batch) < batch[0].tier.io.batch and pinned[0].tier is batch[0].tier:
                     batch.append(pinned.popleft())
+                right = 0
                 try:
                     right = self._read(batch, job.block_ids[job.num_blocks :])
                     for i, found in enumerate(batch[:right], job.num_blocks):
                         job.media[found.tier.medium] = job.media.get(found.tier.medium, 0) + 1
                         for nearer in self.tiers[: self.tiers.index(found.tier)]:
-                            self._up.append(_Copy(found.h, job.hashes[i - 1] if i else None, stamp - i, found.tier, nearer, None))
+                            self._up.append(Copy(found.h, job.hashes[i - 1] if i else None, stamp - i, found.tier, nearer, None))
                 finally:
-                    for found in batch:
+                    for found in batch[: right + 1]:
                         found.close()
+                    pinned.extendleft(reversed(batch[right + 1 :]))
                 job.num_blocks += right
                 job.num_bytes += right * self.blocks.nbytes
                 while len(self._up) > self.max_pending_blocks:
                     self._up.popleft()
                     self.dropped_blocks += 1
                 if right < len(batch):
-                    return
+                    bad = batch[right]
+                    second = next((found for tier in self._beyond(bad.tier) if (found := tier.open(bad.h)) is not None), None)
+                    if second is None:
+                        return self._check(job.hashes[job.num_blocks + 1 :])
+                    pinned.appendleft(second)
                 pin()
                 yield True
         finally:
             for found in pinned:
                 found.close()
+
+    def _beyond(self, tier: Tier) -> list[Tier]:
+        return self.tiers[self.tiers.index(tier) + 1 :]
+
+    def _check(self, hashes: Sequence[bytes]) -> None:
+        """Where one block is damaged its neighbours may be: have those go that are, or each would cost a load of its own, since what is computed
+        anew is not stored over what is there."""
+        for h in hashes:
+            for tier in self.tiers:
+                tier.load_into(h, self._buffer[0])
 
     def _open(self, h: bytes, stamp_ns: int) -> Found | None:
         for tier in self.tiers:
@@ -305,12 +287,12 @@ class TierStack:
                 for tier in lacking:
                     found = holder.open(h)
                     if found is not None:
-                        self._down.append(_Copy(h, parent, stamp - i, holder, tier, found))
+                        self._down.append(Copy(h, parent, stamp - i, holder, tier, found))
                 while len(self._down) > OPEN_COPIES:
                     self._copy(self._down.popleft())
             yield True
 
-    def _copy(self, copy: _Copy) -> None:
+    def _copy(self, copy: Copy) -> None:
         found = copy.found or copy.source.open(copy.h)
         if found is not None:
             try:
