@@ -5,15 +5,22 @@ import sys
 from math import fsum
 
 import pytest
+import torch
 from hypothesis import given, settings, strategies as st
 
 from bookkit import page_engine
+from minengine.config import EngineArgs
+from minengine.engine import LLMEngine
+from minengine.request import OutputKind, Resume, SamplingParams
 from minengine.schedule import Scheduler
 from minengine.simulate.answer import answer
 from minengine.simulate.cost import StepCost
 from minengine.simulate.disagg import AMOUNTS, COUNTS, TOKEN_BYTES, Scene, prefill_decode
-from minengine.simulate.timeline import LEAD, TAIL, Scenario, timeline
+from minengine.simulate.timeline import BLOCK_SIZE, LEAD, TAIL, Scenario, timeline
 from minengine.workload.stats import percentile
+from tiny_models import tiny_model
+
+torch.set_num_threads(1)
 
 CALL = "minengine.simulate.disagg.prefill_decode"
 ASKED = st.fixed_dictionaries(dict(
@@ -33,6 +40,69 @@ def checked(monkeypatch):
 
     monkeypatch.setattr(Scheduler, "update", noted)
 
+
+# --- against the engine ------------------------------------------------------------------------------------
+
+class Rows:
+    """A connector that is asked, and answers when the test does."""
+
+    def __init__(self):
+        self.asked = []
+
+    def find(self, hashes):
+        return 0
+
+    def load(self, request, block_ids, num_cached_blocks, hashes):
+        self.asked.append((request, len(block_ids) - num_cached_blocks))
+
+    def cancel(self, request):
+        return True
+
+
+@pytest.mark.parametrize("streams, prompt_tokens, budget, seed", [(3, 300, 64, 0), (1, 16, 16, 1), (7, 257, 32, 3), (5, 129, 64, 8)])
+def test_the_steps_are_those_that_two_real_engines_take(monkeypatch, streams, prompt_tokens, budget, seed):
+    log = {}
+    schedule = Scheduler.schedule
+
+    def noted(self, now_s=0.0):
+        step = schedule(self, now_s)
+        if step.num_tokens:
+            log.setdefault(self, []).append({**{r.request_id: 1 for r in step.decodes}, **{r.request_id: n for r, n in step.prefills}})
+        return step
+
+    monkeypatch.setattr(Scheduler, "schedule", noted)
+    scenario = Scenario(streams, prompt_tokens, 100, seed)
+    scene = Scene(scenario, budget, StepCost(), seed, apart=True, transfer_s=lambda rows: 1e-4 * rows, admission="event")
+    scene.run()
+    decisions, chunks = log[scene.decoder.scheduler][:len(scene.decoder.steps)], log[scene.prefiller.scheduler]
+    joined = next(i for i, step in enumerate(decisions) if "prompt" in step)
+
+    def engine(**how):
+        args = EngineArgs(block_size=BLOCK_SIZE, num_gpu_blocks_override=40, max_num_seqs=streams + 1, max_num_batched_tokens=budget,
+                          enable_prefix_caching=False, max_model_len=512, load_admission="event")
+        return LLMEngine(args, model=tiny_model("llama"), **how)
+
+    params = SamplingParams(max_tokens=150, temperature=0, ignore_eos=True)
+    wire = Rows()
+    decode, prefill = engine(connector=wire), engine()
+    prompt = prefill.add_request("prompt", [5] * prompt_tokens, params, hold=True)
+    while "prompt" not in prefill.scheduler.held:
+        prefill.step()
+    assert log[prefill.scheduler] == chunks
+    for i, n in enumerate(scenario.stream_prompts):
+        decode.add_request(f"stream-{i}", [7 + i] * n, params)
+    for i in range(len(decisions)):
+        if i == joined:
+            decode.add_request("prompt", [5] * prompt_tokens, params, output_kind=OutputKind.DELTA, source="the prefill engine",
+                               resume=Resume(output_token_ids=tuple(prompt.output_token_ids), timeline=prompt.timeline))
+            ((request, num_blocks),) = wire.asked
+            decode.landed(request, num_blocks)
+            prefill.release_request("prompt")
+        decode.step()
+    assert log[decode.scheduler] == decisions and not prefill.scheduler.held
+
+
+# --- what holds for every setting --------------------------------------------------------------------------
 
 @settings(max_examples=12, deadline=None)
 @given(asked=ASKED)
