@@ -293,3 +293,21 @@ def test_the_same_id_may_come_again_while_its_first_load_is_still_under_way():
         assert len(d.scheduler.loads.quarantine) == 1
         del d.agent.poll, d.agent.release
         p.clean(), d.clean()
+
+
+def test_a_landed_load_that_was_given_up_is_not_taken_for_the_next_of_that_id():
+    with gated() as (p, d):
+        _, request = hand_over(p, d)
+        d.scheduler.start_load(request)
+        d.until(lambda: d.connector._landed, turn=False)
+        d.engine.abort_request("r")
+        p.clean()
+        p.outputs.clear()
+        d.agent.shut = {"READ"}
+        _, again = hand_over(p, d)
+        d.scheduler.start_load(again)
+        assert d.connector.poll() == 0 and again.status is Status.LOADING
+        d.agent.shut = set()
+        d.until(lambda: d.finished("r"))
+        check_answer(p, d)
+        p.clean(), d.clean()

@@ -53,6 +53,14 @@ def test_each_layer_is_on_its_way_before_the_next_chunk_is_computed():
         p.clean(), d.clean()
 
 
+def test_steps_that_call_no_hook_are_pushed_at_the_end():
+    """As those that a CUDA graph replays."""
+    with pair(max_num_batched_tokens=16) as (p, d):
+        p.engine.runner.on_layer = None
+        assert_same(pushed(p, d, "r", IDS), *alone("llama", "float32", 60, 1, 8))
+        p.clean(), d.clean()
+
+
 @pytest.mark.parametrize("kind, vocab", [("llama", 199), ("glm", 211)])
 def test_a_cached_prefix_is_pushed_too_and_what_the_decoder_has_is_not(kind, vocab):
     with pair(kind=kind, wrap=lambda agent: agent) as (p, d):
