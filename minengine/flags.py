@@ -29,9 +29,9 @@ ENGINE_HELP = {
     "kv_load_failure_policy": "a request whose KV cannot be loaded: recompute it, or fail it",
     "kv_transfer": "from prefill to decode: pull, by the decoder once all is computed; push_layers, by prefill layer by layer",
     "kv_lease_s": "seconds that prefill keeps a request's blocks for its decoder",
-    "host_tier_bytes": "bytes of evicted KV kept in host memory; 0 for none",
-    "disk_tier_bytes": "bytes of evicted KV kept on disk; 0 for none",
-    "tier_path": "folder of that KV (default: one of this user's own)",
+    "host_tier_bytes": "size of the cache tier in host memory; 0 for none",
+    "disk_tier_bytes": "size of the cache tier on disk; 0 for none",
+    "tier_path": "folder of the tiers (default: one of this user's own)",
     "num_threads": "CPU threads of torch (default: torch's choice)",
 }
 

@@ -37,7 +37,7 @@ class Loads:
 
     def find(self, request: Request) -> Found | None:
         """None if there is nothing to load for it."""
-        if self.connector is None or not request.may_load or request in self.quarantine:
+        if self.connector is None or not request.may_load:
             return None
         cached = cached_prefix(self.pool, request)
         if request.source is not None:

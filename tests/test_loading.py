@@ -45,7 +45,7 @@ class Connector:
         return next((i for i, h in enumerate(hashes) if h not in self.tier), len(hashes))
 
     def load(self, request, block_ids, num_cached_blocks, hashes):
-        assert request not in self.loads and request not in self.cancelled
+        assert request.may_load and request not in self.loads and request not in self.cancelled
         assert not (hashes and request.source)
         load = self.loads[request] = Load(request, block_ids, num_cached_blocks, hashes)
         self.spoil(load)
