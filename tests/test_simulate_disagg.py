@@ -183,7 +183,7 @@ def test_by_hand():
     assert apart["decode_admitted_s"] == pytest.approx(3.28 + (phase - 0.28) % 1) and apart["prompt"][1] == pytest.approx(apart["decode_admitted_s"] + 1)
     poll = prefill_decode(streams=2, prompt_tokens=64, large_budget=32, small_budget=32, transfer_gb_s=0.05, token_bytes=10**6, cost=cost,
                           load_admission="poll")["apart"]
-    assert poll["transfer_s"] == [pytest.approx(2 + phase), pytest.approx(3.28 + phase)] and poll["decode_admitted_s"] == pytest.approx(4 + phase)
+    assert poll["transfer_s"] == [pytest.approx(2 + phase), pytest.approx(3.28 + phase)] and poll["landed_s"] == poll["decode_admitted_s"] == pytest.approx(4 + phase)
 
 
 def test_the_prefill_engine_keeps_nothing_once_the_rows_have_landed():
