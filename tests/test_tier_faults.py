@@ -161,21 +161,23 @@ def test_a_stopped_process_with_the_lock_costs_the_others_stores_and_no_load(tmp
             os.kill(os.getpid(), signal.SIGSTOP)
 
     pid = in_child(work)
-    assert os.read(ready, 1) == b"."
-    os.waitpid(pid, os.WUNTRACED)
-    monkeypatch.setattr(tier_files, "LOCK_WAIT_S", 0.01)
-    waits = []
-    monkeypatch.setattr(tier_files.time, "sleep", lambda s: waits.append(s))
-    assert not one.store_from(h(1), data(1)) and one.counts.refused == 1 and waits
-    waits.clear()
-    assert not one.store_from(h(1), data(1)) and one.counts.refused == 2 and not waits, "the second one does not wait again"
-    assert right(one, 0)
-    second = tier(tmp_path / "t")  # a worker that starts meanwhile
-    assert right(second, 0)
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-    for fd in (ready, go):
-        os.close(fd)
+    try:
+        assert os.read(ready, 1) == b"."
+        os.waitpid(pid, os.WUNTRACED)
+        monkeypatch.setattr(tier_files, "LOCK_WAIT_S", 0.01)
+        waits = []
+        monkeypatch.setattr(tier_files.time, "sleep", lambda s: waits.append(s))
+        assert not one.store_from(h(1), data(1)) and one.counts.refused == 1 and waits
+        waits.clear()
+        assert not one.store_from(h(1), data(1)) and one.counts.refused == 2 and not waits, "the second one does not wait again"
+        assert right(one, 0)
+        second = tier(tmp_path / "t")  # a worker that starts meanwhile
+        assert right(second, 0)
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        for fd in (ready, go):
+            os.close(fd)
     assert one.store_from(h(1), data(1)) and right(second, 1)
 
 
@@ -196,13 +198,19 @@ def test_processes_that_store_and_evict_at_once_never_exceed_the_room(tmp_path):
     watch = tier(tmp_path / "t", 7)
     pids = {in_child(worker(seed)) for seed in range(3)}
     codes, samples = [], 0
-    while pids:
-        assert bytes_there(watch) <= 7 * FILE
-        samples += 1
-        pid, status = os.waitpid(-1, os.WNOHANG)
-        if pid in pids:
-            pids.remove(pid)
-            codes.append(os.waitstatus_to_exitcode(status))
+    try:
+        while pids:
+            assert bytes_there(watch) <= 7 * FILE
+            samples += 1
+            for pid in list(pids):
+                ended, status = os.waitpid(pid, os.WNOHANG)
+                if ended:
+                    pids.remove(pid)
+                    codes.append(os.waitstatus_to_exitcode(status))
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
     assert codes == [0, 0, 0] and samples > 3
     assert watch.folder.used_bytes == bytes_there(watch) <= 7 * FILE
     assert not [name for name in os.listdir(tmp_path / "t") if name.startswith("tmp-")]
