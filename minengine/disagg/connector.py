@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import secrets
-import threading
 from collections import deque
 from itertools import count
 from typing import Any, Callable, Sequence
@@ -22,6 +21,7 @@ from ..kv.fingerprint import model_fingerprint
 from ..request import Request, RequestError, Resume
 from .agents import Agent, TransferError
 from .holds import Holds
+from .io_thread import IOThread, guarded
 from .kv_io import KVIO
 from .loads import Load, Pull, Pushed, TierLoad
 from .moved import TransferFacts, TransferTotals
@@ -60,22 +60,20 @@ class WorkerConnector:
         self.event = args.load_admission == "event"
         self.totals = TransferTotals()
         self._facts: deque[TransferFacts] = deque(maxlen=KEPT_FACTS)
-        self._cond = threading.Condition()
+        self._thread = IOThread(self._turn, self._pause_s)
+        self._cond = self._thread.cond
         self._loads: dict[str, Load] = {}  # that the scheduler waits for, by request
         self._moving: list[Load] = []  # that the I/O thread sees to; the scheduler may have given them up
         self._landed: deque[Load] = deque()  # poll() has not looked yet
-        self._todo: deque[Callable[[], None]] = deque()  # for the I/O thread
         self._storing = 0  # blocks
         self._reservations = count(secrets.randbits(62))  # none that an earlier start of this worker had
-        self._woken = self._closing = False
-        self.io = self.holds = self.pushes = self._thread = None
+        self.io = self.holds = self.pushes = None
         if agent is not None:
             self.io = KVIO(agent, engine.kv, fingerprint or model_fingerprint(engine.model))
             self.holds = Holds(engine, self.io, args.kv_lease_s, self.totals)
             self.pushes = Pushes(engine, self.io, self._cond, self._push_ended, kv_transfer_timeout_s)
             if args.kv_transfer == "push_layers":
                 engine.runner.on_layer = self.pushes.on_layer
-            self._thread = threading.Thread(target=self._run, name="kv-io", daemon=True)
             self._thread.start()
         engine.scheduler.connector = engine.scheduler.loads.connector = self
 
@@ -100,7 +98,7 @@ class WorkerConnector:
         with self._cond:
             self._loads[request.request_id] = load
             self._moving.append(load)
-            self._wake_io()
+            self._thread.wake()
 
     def cancel(self, request: Request) -> bool:
         with self._cond:
@@ -111,7 +109,7 @@ class WorkerConnector:
             if isinstance(load, TierLoad):
                 load.quiet = load.quiet or load.job.cancel()
             load.isolated = not load.quiet
-            self._wake_io()  # to stop it, and to tell the other side
+            self._thread.wake()  # to stop it, and to tell the other side
             return load.quiet
 
     def store(self, hashes: Sequence[bytes], block_ids: Sequence[int]) -> bool:
@@ -143,7 +141,7 @@ class WorkerConnector:
         pushed = self.pushes.close(request_id)
         source = self.holds.hold(request_id)
         with self._cond:
-            self._wake_io()
+            self._thread.wake()
         return None if pushed else source
 
     def push_to(self, request_id: str, target: KVTarget) -> bool:
@@ -155,7 +153,7 @@ class WorkerConnector:
         self.pushes.break_off(request_id, "the request was given up")
         self.holds.release(request_id)
         with self._cond:
-            self._wake_io()
+            self._thread.wake()
 
     def resume(self, request_id: str, resume: Resume) -> bool:
         """The prefill of a request whose rows are pushed here ended with this; it goes on when they are there. False: it is not waited for."""
@@ -173,7 +171,7 @@ class WorkerConnector:
             load.resume, load.told = resume, True
             if error:
                 load.broken, load.facts.error = True, error
-            self._wake_io()
+            self._thread.wake()
             return True
 
     # --- from outside ----------------------------------------------------------------------------------------
@@ -191,17 +189,17 @@ class WorkerConnector:
 
     def connect(self, metadata: bytes) -> None:
         """Get to know another worker's agent before its first transfer."""
-        self._do(lambda: self.io.connect(metadata))
+        self._thread.do(lambda: self.io.connect(metadata))
 
     def peer_gone(self, agent: str) -> None:
         """That worker's process has ended (it is not merely slow): nothing of it touches this one's memory from now on."""
-        self._do(lambda: self._forget(agent))
+        self._thread.do(lambda: self._forget(agent))
 
     @property
     def idle(self) -> bool:
         """Nothing is loading, held, stored, pushed or in quarantine."""
         with self._cond:
-            busy = self._loads or self._moving or self._landed or self._storing or self._todo
+            busy = self._loads or self._moving or self._landed or self._storing or self._thread.todo
         return not (busy or (self.io is not None and (len(self.holds) or len(self.pushes))))
 
     def take_facts(self) -> list[TransferFacts]:
@@ -213,26 +211,12 @@ class WorkerConnector:
         return f"{moves}; load_admission={self.engine.args.load_admission}, kv_transfer={self.engine.args.kv_transfer}; tier: {'yes' if self.tier else 'none'}"
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """End the thread; transfers under way are asked to stop. The agent and the tier are their owner's to close."""
-        with self._cond:
-            self._closing = True
-            self._wake_io()
-        if self._thread is not None:
-            self._thread.join(timeout_s)
+        """End the threads of this and of the tier; transfers under way are left to the agent, which is its owner's to close."""
+        self._thread.close(timeout_s)
+        if self.tier is not None:
+            self.tier.close()
 
     # --- the I/O thread --------------------------------------------------------------------------------------
-
-    def _do(self, what: Callable[[], Any]) -> None:
-        if self._thread is None:
-            what()
-            return
-        with self._cond:
-            self._todo.append(what)
-            self._wake_io()
-
-    def _wake_io(self) -> None:
-        self._woken = True
-        self._cond.notify_all()
 
     def _pause_s(self) -> float:
         """Until the next look, with `_cond`."""
@@ -242,36 +226,13 @@ class WorkerConnector:
             return LATER_S
         return IDLE_S
 
-    def _run(self) -> None:
-        while True:
-            with self._cond:
-                if not (self._woken or self._closing):
-                    self._cond.wait(self._pause_s())
-                self._woken = False
-                if self._closing:
-                    break
-            self._guarded(self._turn)
-        for load in self._moving:
-            self._guarded(lambda: load.stop(self.io, self.engine.clock()))
-
-    def _guarded(self, what: Callable[[], Any]) -> None:
-        """An error in one thing must not end the thread that all others need."""
-        try:
-            what()
-        except (TransferError, ConfigError) as error:
-            log.warning("%s", error)
-        except Exception:
-            log.exception("the KV I/O thread goes on after an error that it does not know")
-
     def _turn(self) -> None:
-        while self._todo:
-            self._guarded(self._todo.popleft())
         for agent, message in self.agent.notifications():
-            self._guarded(lambda: self._notice(agent, Notice.decode(message)))
+            guarded(lambda: self._notice(agent, Notice.decode(message)))
         now_s = self.engine.clock()
         for load in list(self._moving):
-            self._guarded(lambda: self._see_to(load, now_s))
-        self._guarded(lambda: self.pushes.advance(now_s))
+            guarded(lambda: self._see_to(load, now_s))
+        guarded(lambda: self.pushes.advance(now_s))
         if self.holds.look(now_s):
             self.wake()
 
@@ -285,7 +246,7 @@ class WorkerConnector:
             else:
                 begin = False
         if begin and isinstance(load, Pushed):
-            self._guarded(lambda: self._announce(load))
+            guarded(lambda: self._announce(load))
         if not given_up and not load.outcome:
             try:
                 load.advance(self.io, now_s)
