@@ -7,6 +7,7 @@ written back and dropped from there (fsync, posix_fadvise DONTNEED), which is lo
 """
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import tempfile
@@ -14,6 +15,8 @@ import threading
 import time
 from pathlib import Path
 from typing import Any
+
+from minengine.workload.stats import median
 
 from .harness import OUT, Bench, Variant
 from .keep import keep, measurement
@@ -26,7 +29,7 @@ LIMIT_S = 120.0
 
 def rows(bench: Bench) -> list[Row]:
     result = _measure(bench)
-    note = f"{result['nbytes'] / 1e6:.0f} MB; recomputing takes a median of {sorted(result['recompute_ms'])[ROUNDS // 2]:.0f} ms"
+    note = f"{result['nbytes'] / 1e6:.0f} MB; recomputing takes a median of {median(result['recompute_ms']):.0f} ms"
     speed = [result["nbytes"] / 1e9 / (ms / 1e3) for ms in result["host_ms"]]
     return [
         ratio("2,048 tokens recomputed, against loading them from host memory", result["recompute_ms"], result["host_ms"], at_least(20), "ms", note),
@@ -43,8 +46,8 @@ def rows(bench: Bench) -> list[Row]:
     ]
 
 
-def _measure(bench: Bench) -> dict[str, Any]:
-    return bench.run(Variant("tiers", "bench.tier:histories")).result
+def _measure(bench: Bench, rounds: int = ROUNDS) -> dict[str, Any]:
+    return bench.run(Variant("tiers", "bench.tier:histories", {"rounds": rounds})).result
 
 
 def _share(samples: list[float]) -> str:
@@ -118,7 +121,7 @@ class _Pools:
             shutil.rmtree(tier.path, ignore_errors=True)
 
 
-def histories(threads: int) -> dict[str, Any]:
+def histories(threads: int, rounds: int = ROUNDS) -> dict[str, Any]:
     import numpy as np
 
     from minengine.kv.blocks import block_hash, root_hash
@@ -131,7 +134,7 @@ def histories(threads: int) -> dict[str, Any]:
         pools = _Pools(threads, Path(temporary) / "tier")
         engine, blocks = pools.engine, TOKENS // BLOCK_SIZE
         try:
-            for turn in range(ROUNDS + 1):  # the first one warms up
+            for turn in range(rounds + 1):  # the first one warms up
                 ids, hashes, parent = prompt(TOKENS, seed=turn), [], root_hash()
                 for i in range(0, TOKENS, BLOCK_SIZE):
                     parent = block_hash(parent, ids[i : i + BLOCK_SIZE])
@@ -209,8 +212,12 @@ def _resident(tier: Any, hashes: list[bytes]) -> float:
 
 
 def main() -> None:
-    bench = Bench()
-    result = _measure(bench)
+    parser = argparse.ArgumentParser(prog="python -m bench.tier", description="What a session's history costs when it comes back; kept in book/results/.")
+    parser.add_argument("--threads", type=int, default=2, help="compute threads (default: 2)")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"samples of each (default: {ROUNDS})")
+    args = parser.parse_args()
+    bench = Bench(args.threads)
+    result, foreign = _measure(bench, args.rounds), bench.runs[-1].foreign_cores
     against = [("host", "host_ms", "from host memory"), ("disk-page-cache", "disk_cached_ms", "from disk, the files in the page cache"),
                ("disk-dropped", "disk_dropped_ms", "from disk, the page cache dropped for these files"),
                ("disk-dropped-plain", "disk_dropped_plain_ms", "from disk by plain reads, the page cache dropped")]
@@ -225,12 +232,13 @@ def main() -> None:
         kept.append(measurement(f"tier-resident-{name}", "share of the files' pages in the page cache before that read from disk", "", result[key]))
     kept.append(measurement("tier-cold-ttft-ms", f"first token of a turn of {NEW_TOKENS} new tokens, {history} computed", "ms", result["cold_ttft_ms"]))
     kept.append(measurement("tier-ttft-ms", f"first token of a turn of {NEW_TOKENS} new tokens, {history} loaded from host memory", "ms", result["tier_ttft_ms"]))
+    if foreign is not None:
+        kept.append(measurement("tier-foreign-cores", "cores that other programs kept busy meanwhile: a quiet machine has none", "cores", [foreign]))
     for one in kept:
         one["unit"] = one["unit"] or "of 1"
         print(f"{one['name']:32} {one['median']:9.2f} {one['unit']:5} ({one['spread'][0]:.2f} to {one['spread'][1]:.2f}), n={one['n']}: {one['what']}")
-    foreign = bench.runs[-1].foreign_cores
-    print(f"disk read by {result['disk_io']}; other programs kept {foreign:.2f} cores busy" if foreign is not None else "")
-    print(keep("tier", "python -m bench.tier", kept).name)
+    print(f"disk read by {result['disk_io']}")
+    print(keep("tier", f"python -m bench.tier --threads {args.threads} --rounds {args.rounds}", kept).name)
 
 
 if __name__ == "__main__":
