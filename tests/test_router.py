@@ -160,6 +160,27 @@ def test_a_session_stays_on_its_decoder_while_that_is_up():
     router.check()
 
 
+def test_an_engine_that_has_no_more_of_a_sessions_prompt_does_not_keep_it():
+    router, _ = engines(2)
+    prompt = chain("p", 20)
+    home = serve(router, ask("0", prompt, session="s"))
+    other = {"w0": "w1", "w1": "w0"}[home]
+    router.route(ask("long", blocks=500, exclude=[other]))  # home has much to do
+    assert serve(router, ask("1", prompt + chain("q", 20), session="s")) == home, "half of it is there"
+    assert serve(router, ask("2", chain("subagent", 20), session="s")) == other, "nothing of it is there"
+    assert serve(router, ask("3", chain("subagent", 20) + chain("more", 5), session="s")) == other, "it goes on where it is"
+    assert serve(router, ask("4", prompt + chain("q", 20), session="s")) == home
+    router.apply(home, [KVEvent(router.index._next[home], "cleared", ())])
+    assert serve(router, ask("5", prompt + chain("q", 20), session="s")) == other
+    assert router.route(ask("6", blocks=50, session="s")).decode == home, "without hashes a session stays where it is bound"
+
+
+def test_a_decoder_keeps_its_session_whatever_it_has():
+    router, _ = apart(1, 2)
+    home = router.route(ask("0", chain("p", 20), session="s")).decode
+    assert router.route(ask("1", chain("q", 20), session="s")).decode == home, "it computes no prompts"
+
+
 def test_a_session_that_is_idle_for_long_is_forgotten():
     router, clock = engines(2, session_idle_s=10.0)
     router.route(ask("0", session="s")), clock.advance(11), router.route(ask("1", session="t"))

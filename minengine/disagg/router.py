@@ -280,18 +280,29 @@ class Router:
         if not self.sticky or request.session_id is None:
             return self._pick("decode", free, blocks, overlaps)
         bound = self._sessions.decoder_of(request.session_id)
-        if any(worker.spec.name == bound for worker in free):
+        keeps = self._keeper(bound, request, free, overlaps)
+        if keeps is not None:
             self.counters["sticky"] += 1
-            chosen = self._workers[bound]
+            chosen = keeps
         else:
             chosen = self._pick("decode", free, blocks, overlaps)
             if bound is not None and self._workers[bound].available and bound not in request.exclude:
-                self.counters["diverted"] += 1  # it is merely full: this once the session goes elsewhere
+                self.counters["diverted"] += 1  # it is full, or has nothing of this prompt: this once the session goes elsewhere
             else:
                 self.counters["moved"] += bound is not None
                 bound = chosen.spec.name
         self._sessions.bind(request.session_id, bound)
         return chosen
+
+    def _keeper(self, bound: str | None, request: RouteRequest, free: list[_Worker], overlaps: dict[str, Overlap]) -> _Worker | None:
+        """Where a session stays: on its decoder. An engine that prefills too must still have half of the prompt, else whichever has: what is
+        to be computed anew (a subagent's prompt, a compacted one, one that was evicted) may as well be computed where there is less to do.
+        """
+        able = {worker.spec.name: worker for worker in free}
+        if not self.together or not request.hashes or self.policy != "kv_aware" or bound is None:
+            return able.get(bound)
+        holder = max(able, key=lambda name: (overlaps[name].device, name == bound))
+        return able[holder] if 2 * overlaps[holder].device >= len(request.hashes) else None
 
     def _pick(self, role: Role, candidates: list[_Worker], blocks: int, overlaps: dict[str, Overlap]) -> _Worker:
         on_trial = [worker for worker in candidates if worker.breaker.needs_trial]
