@@ -68,7 +68,7 @@ def test_agents_of_a_session_run_side_by_side_and_stay_together_or_not():
     assert result.most_in_flight == 2 and result.device_hits == 2
     assert sorted(replay_cache([tree], workers=2).requests) == [1, 2], "a helper's prompt is nowhere: it is computed where there is less to do"
     kept = [replay_cache([tree], "random", sticky=True, workers=2, seed=seed).requests for seed in range(4)]
-    apart = [replay_cache([tree], "random", sticky=True, workers=2, seed=seed, by_agent=True).requests for seed in range(4)]
+    apart = [replay_cache([tree], "random", sticky=True, workers=2, seed=seed, by_agent=True).requests for seed in range(8)]
     assert all(sorted(requests) == [0, 3] for requests in kept) and any(sorted(requests) == [1, 2] for requests in apart)
 
 
