@@ -22,6 +22,7 @@ from .runs import Runs
 __all__ = ["BlockPool", "OutOfBlocks", "block_hash", "root_hash"]
 
 RESERVE = 1 / 64  # of the pool: with more, runs are longer and what is evicted is younger (`python -m bench churn` measures both)
+UNSALTED_ROOT = sha256(b"minengine:root:none").digest()
 
 
 class OutOfBlocks(RuntimeError):
@@ -33,7 +34,7 @@ def root_hash(cache_salt: str | None = None) -> bytes:
 
     The tag keeps "no salt" apart from every salt, the empty one included.
     """
-    return sha256(b"minengine:root:none" if cache_salt is None else b"minengine:root:salt:" + cache_salt.encode("utf-8", "surrogatepass")).digest()
+    return UNSALTED_ROOT if cache_salt is None else sha256(b"minengine:root:salt:" + cache_salt.encode("utf-8", "surrogatepass")).digest()
 
 
 def block_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:
@@ -138,7 +139,8 @@ class BlockPool:
                     free.append(block)
                 else:
                     self._cached[block] = None
-        self._ready.add(free)
+        if free:
+            self._ready.add(free)
 
     def find(self, hashes: Iterable[bytes]) -> list[int]:
         """The blocks of the longest known prefix of a hash chain; holds nothing."""
