@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from minengine.config import KV_CACHE_LAYOUTS, ConfigError
+from minengine.kv import tier_stack
 from minengine.kv.blocks import block_hash, root_hash
 from minengine.kv.events import EventLog
 from minengine.kv.fingerprint import model_fingerprint
@@ -238,6 +239,15 @@ def test_the_least_recently_used_goes_and_a_chain_goes_from_its_end(tmp_path):
     stack.store(chain(1, start=91), [4], done)
     done.job()
     assert stack.find(old) == 1 and stack.find(new) == 1
+    rest = [h for a_chain in (chain(1, start=90), chain(1, start=91)) for h in a_chain]
+    done = Waiting()
+    stack.store(old, [0, 1], done)  # all of it is used again, by being stored again; one of it was gone and takes the other chain's place
+    done.job()
+    stack.store(old, [0, 1], done := Waiting())
+    done.job()
+    stack.store(chain(3, start=200), [5, 6, 7], done := Waiting())
+    done.job()
+    assert stack.find(old) == 1 and not any(stack.find([h]) for h in [*new, *rest]), "and its end goes first once more"
     stack.close()
 
 
@@ -314,6 +324,17 @@ def test_what_left_memory_is_found_on_disk_and_comes_up_again(tmp_path):
     assert job.num_blocks == 6 and sum(job.media.values()) == 6 and job.media["disk"] >= 4
     assert all(np.array_equal(canonical(blocks, 6 + i), before[i]) for i in range(6))
     assert stack.wait_idle(WAIT_S) and len(stack.snapshot()["host"]) == 2
+    stack.close()
+
+
+def test_few_blocks_wait_for_the_disk_with_their_files_open(tmp_path, monkeypatch):
+    monkeypatch.setattr(tier_stack, "OPEN_COPIES", 2)
+    stack, done, waiting = stack_of(tmp_path, pool(), host=2), Waiting(), []
+    copy = stack.tiers[1].copy_from
+    stack.tiers[1].copy_from = lambda *args: (waiting.append(len(stack._down)), copy(*args))[1]
+    stack.store(chain(9), range(9), done)
+    done.job()
+    assert stack.wait_idle(WAIT_S) and len(waiting) == 9 and max(waiting) == 2 and stack.tiers[1].contains(chain(9)) == 9
     stack.close()
 
 
@@ -487,7 +508,7 @@ def test_others_work_is_found_by_looking_again(tmp_path):
 
 def test_a_stack_that_nobody_has_any_more_ends_and_lets_go_of_the_pool(tmp_path):
     blocks = pool()
-    stack, done = stack_of(tmp_path, blocks, events=EventLog()), Waiting()
+    stack, done = stack_of(tmp_path, blocks, events=EventLog(), rescan_s=1e6), Waiting()
     stack.store(chain(2), [0, 1], done)
     done.job()
     assert stack.wait_idle(WAIT_S)
