@@ -90,6 +90,18 @@ def cases(bound, z=1.959964):
     return math.ceil(z * z * (1 / bound - 1))
 
 
+def blocks_in_a_row(here, there):
+    follows = dict(zip(here, there))
+    return sum(follows.get(a - 1) != b - 1 for a, b in follows.items())
+
+
+def least_block(token_bytes, bytes_a_us, copy_us, percent):
+    tokens = 1
+    while 100 * copy_us * bytes_a_us > percent * (copy_us * bytes_a_us + tokens * token_bytes):
+        tokens += 1
+    return tokens
+
+
 RIGHT = {
     "ch01.ex1": lambda latency, ttft, n: (n - 1) * latency / (n * (latency - ttft)),
     "ch01.ex3": hits_of_the_last_turn,
@@ -102,6 +114,8 @@ RIGHT = {
     "ch07.ex3": runs,
     "ch08.ex2": lambda j: (j // 2, 4 * (j % 2), 320 + 8 * (j // 16 % 4) + j // 64),
     "ch08.ex3": merge,
+    "ch09.ex1": blocks_in_a_row,
+    "ch09.ex2": least_block,
     "ch11.ex1": next_tokens,
     "ch11.ex2": shown,
     "ch11.ex3": cases,
@@ -136,6 +150,16 @@ WRONG = {
                  lambda parts: merge_at(parts, 0.0),  # overflows
                  lambda parts: merge_at(parts, max(top for top, _, _ in parts) + 800),  # underflows
                  lambda parts: merge(parts) or None],
+    "ch09.ex1": [lambda here, there: len(here),  # nothing merges
+                 lambda here, there: 1 + sum(b != a + 1 for a, b in zip(here, here[1:])),  # one side alone, in the order listed
+                 lambda here, there: sum(a - 1 not in here for a in here),  # one side alone
+                 lambda here, there: 1 + sum((c, d) != (a + 1, b + 1) for (a, b), (c, d) in zip(zip(here, there), zip(here[1:], there[1:]))),  # as listed
+                 lambda here, there: sum(a - 1 not in here or b - 1 not in there for a, b in zip(here, there))],  # neighbours, but not each other's
+    "ch09.ex2": [lambda token_bytes, bytes_a_us, copy_us, percent: -(-copy_us * bytes_a_us * 100 // (percent * token_bytes)),  # a share of the bytes' time
+                 lambda token_bytes, bytes_a_us, copy_us, percent: least_block(token_bytes, bytes_a_us, copy_us, 100 - percent),
+                 lambda token_bytes, bytes_a_us, copy_us, percent: least_block(token_bytes, bytes_a_us, copy_us, percent) + 1,
+                 lambda token_bytes, bytes_a_us, copy_us, percent: copy_us * (100 - percent) * bytes_a_us / (percent * token_bytes)],  # no whole tokens
+    "ch09.ex3": [238.9, 1286.5, 0.1235, 3.86, True, None],  # all of the time is the pieces', of the few; seconds; of one piece
     "ch11.ex1": [lambda vocabulary, choices, written: [i for i, token in enumerate(vocabulary) if written + token in choices],  # only what ends a choice
                  lambda vocabulary, choices, written: [i for i, token in enumerate(vocabulary) if any(token in choice for choice in choices)],  # anywhere
                  lambda vocabulary, choices, written: next_tokens(vocabulary, choices, ""),  # what is written is forgotten
