@@ -320,7 +320,8 @@ class EngineArgs:
     load_admission: str = "poll"  # "event": a load starts and its request becomes ready at any time, also while a step is computed
     kv_load_failure_policy: str = "recompute"  # "fail": a request whose KV cannot be loaded ends with an error
     kv_transfer: str = "pull"  # "push_layers": prefill writes each layer's rows to the decoder as soon as they are computed
-    kv_lease_s: float = 30.0  # how long prefill keeps the blocks of a request that nobody fetches
+    kv_lease_s: float = 30.0  # how long prefill keeps the blocks of a request that nobody fetches, and decode those that nobody writes to
+    kv_transfer_timeout_s: float = 10.0  # what moving a request's rows may take; then they are computed again
     host_tier_bytes: int = 0  # 0: no tier in host memory
     disk_tier_bytes: int = 0  # 0: no tier on disk
     tier_path: str | None = None  # folder of the tiers' files; None: one of this user's own
@@ -356,7 +357,8 @@ class EngineArgs:
         demand(self.load_admission in ("poll", "event"), "load_admission", "use poll or event")
         demand(self.kv_load_failure_policy in ("recompute", "fail"), "kv_load_failure_policy", "use recompute or fail")
         demand(self.kv_transfer in ("pull", "push_layers"), "kv_transfer", "use pull or push_layers")
-        demand(isinstance(self.kv_lease_s, (int, float)) and 0 < self.kv_lease_s < float("inf"), "kv_lease_s", "use a positive number of seconds")
+        for name in ("kv_lease_s", "kv_transfer_timeout_s"):
+            demand(isinstance(getattr(self, name), (int, float)) and 0 < getattr(self, name) < float("inf"), name, "use a positive number of seconds")
         demand(self.host_tier_bytes >= 0, "host_tier_bytes", "use 0 (no tier) or a number of bytes")
         demand(self.disk_tier_bytes >= 0, "disk_tier_bytes", "use 0 (no tier) or a number of bytes")
         demand(self.num_threads is None or self.num_threads >= 1, "num_threads", "use at least 1")

@@ -29,6 +29,7 @@ ENGINE_HELP = {
     "kv_load_failure_policy": "a request whose KV cannot be loaded: recompute it, or fail it",
     "kv_transfer": "from prefill to decode: pull, by the decoder once all is computed; push_layers, by prefill layer by layer",
     "kv_lease_s": "seconds that prefill keeps a request's blocks for its decoder",
+    "kv_transfer_timeout_s": "seconds that moving a request's KV may take, until it is computed again",
     "host_tier_bytes": "size of the cache tier in host memory; 0 for none",
     "disk_tier_bytes": "size of the cache tier on disk; 0 for none",
     "tier_path": "folder of the tiers (default: one of this user's own)",

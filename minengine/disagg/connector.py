@@ -44,7 +44,7 @@ class WorkerConnector:
         tier: a kv.tier_stack.TierStack, or None.
         wake: called, with no lock held, when a sleeping step loop should look at the engine again.
         on_reserved: called with (request_id, KVTarget) by the I/O thread when a request with a `Reserve` has its blocks.
-        kv_transfer_timeout_s: what a transfer may take.
+        kv_transfer_timeout_s: what a transfer may take; None: what the engine's arguments say.
         fingerprint: of the engine's weights, where it is known already.
 
     Raises:
@@ -52,11 +52,11 @@ class WorkerConnector:
     """
 
     def __init__(self, engine: Any, agent: Agent | None = None, *, tier: Any = None, wake: Callable[[], None] | None = None,
-                 on_reserved: Callable[[str, KVTarget], None] | None = None, kv_transfer_timeout_s: float = 10.0, fingerprint: str | None = None) -> None:
+                 on_reserved: Callable[[str, KVTarget], None] | None = None, kv_transfer_timeout_s: float | None = None, fingerprint: str | None = None) -> None:
         args = engine.args
         self.engine, self.agent, self.tier = engine, agent, tier
         self.wake, self.on_reserved = wake or (lambda: None), on_reserved or (lambda request_id, target: None)
-        self.timeout_s = kv_transfer_timeout_s
+        self.timeout_s = args.kv_transfer_timeout_s if kv_transfer_timeout_s is None else kv_transfer_timeout_s
         self.event = args.load_admission == "event"
         self.totals = TransferTotals()
         self._facts: deque[TransferFacts] = deque(maxlen=KEPT_FACTS)
@@ -71,7 +71,7 @@ class WorkerConnector:
         if agent is not None:
             self.io = KVIO(agent, engine.kv, fingerprint or model_fingerprint(engine.model))
             self.holds = Holds(engine, self.io, args.kv_lease_s, self.totals)
-            self.pushes = Pushes(engine, self.io, self._cond, self._push_ended, kv_transfer_timeout_s)
+            self.pushes = Pushes(engine, self.io, self._cond, self._push_ended, self.timeout_s)
             if args.kv_transfer == "push_layers":
                 engine.runner.on_layer = self.pushes.on_layer
             self._thread.start()
@@ -92,7 +92,7 @@ class WorkerConnector:
             load.job = self.tier.load(hashes, load.block_ids[num_cached_blocks: num_cached_blocks + len(hashes)], lambda job: self._tier_loaded(load, job))
             return
         if isinstance(request.source, Reserve):
-            load = Pushed(request, block_ids, num_cached_blocks, next(self._reservations), self.timeout_s)
+            load = Pushed(request, block_ids, num_cached_blocks, next(self._reservations), self.timeout_s, self.engine.args.kv_lease_s)
         else:
             load = Pull(request, block_ids, num_cached_blocks, self.io.fence() if self.io else None, self.timeout_s)
         with self._cond:
@@ -147,6 +147,10 @@ class WorkerConnector:
     def push_to(self, request_id: str, target: KVTarget) -> bool:
         """Push the rows of a request that is added next; False: its decoder has called it off already."""
         return self.pushes.add(request_id, target)
+
+    def renew(self, request_id: str) -> None:
+        """Its decoder will fetch this request's rows, but has no room yet; harmless if nothing is leased of it."""
+        self.holds.renew(request_id)
 
     def release(self, request_id: str) -> None:
         """Nobody will fetch this request's rows (any more); an unknown one is left alone."""
@@ -369,7 +373,7 @@ class WorkerConnector:
             self.engine.settled(load.request)
             self.wake()
         else:
-            timeline.retrieve_end_s = job.end_s
+            timeline.retrieve_end_s = self.engine.clock()  # now; the job's own stamps are of another clock
             self._offer(load)
 
     def _tier_stored(self, blocks: list[int]) -> None:

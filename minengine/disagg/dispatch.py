@@ -14,7 +14,7 @@ from ..prompt import Prompt
 from ..request import RequestOutput, SamplingParams, Timeline
 from ..streams import AsyncFront
 from .flight import Flight
-from .messages import Abort, AddRequest, Delta, HeldRequest, Release, Resumed
+from .messages import Abort, AddRequest, Delta, HeldRequest, Release, Renew, Resumed
 from .plan import ClusterArgs
 from .router import NoPlace, NoWorker, Router, RouteRequest
 from .source import Reserve
@@ -22,6 +22,7 @@ from .supervise import Worker
 
 __all__ = ["Dispatcher", "Read"]
 
+MAX_RENEWALS = 9  # of a lease, each after a third of it: rows wait for a decoder for four leases at most
 MAX_DEATHS = 3  # a request whose workers have ended so often may be what ends them
 
 
@@ -138,6 +139,16 @@ class Dispatcher(AsyncFront):
             self._workers[name].send(Abort(key))
         flight.held = flight.reserved = flight.source = None
 
+    def _renew_leases(self, now_s: float) -> None:
+        """What is held for a decoder that has not shown that it has it, perhaps because it is full, stays longer; but not for ever: a prefill
+        worker whose blocks are all waiting computes nothing."""
+        for flight in self._flights.values():
+            if flight.held is not None and now_s >= flight.renew_s and flight.renewals < MAX_RENEWALS:
+                name, key = flight.held
+                flight.renewals += 1
+                flight.renew_s = now_s + self._workers[name].start.args.kv_lease_s / 3
+                self._workers[name].send(Renew(key))
+
     def _close_flight(self, flight: Flight, how: str) -> None:
         """`how` is the router's word for its end: "finished" or "cancelled"."""
         self._flights.pop(flight.request_id, None)
@@ -207,6 +218,7 @@ class Dispatcher(AsyncFront):
             return
         resumes, flight.reserved = flight.reserved, None
         flight.held = (worker.name, held.key)
+        flight.renew_s, flight.renewals = self.clock() + worker.start.args.kv_lease_s / 3, 0
         if resumes is not None:
             self._keys.pop(resumes[1], None)
             self._give(flight, resumes[0], source=held.source, resumes=resumes[1])

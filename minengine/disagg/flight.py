@@ -23,6 +23,7 @@ class Flight:
         prefill, decode: where it was routed; `decode` is None if that worker has lost it before it got it.
         source: where its rows wait for a decoder, while there is none.
         held: (worker, key) of rows that are kept for its decoder until that has shown that it has them.
+        renew_s, renewals: when the lease of what is held is to be made longer next, and how often it was.
         awaits: the prefill worker that is to compute it once its decoder has made room.
         reserved: (worker, key) where its decoder waits for rows that the prefill worker writes.
         deaths: workers that ended, or fell silent, while they had it.
@@ -41,6 +42,8 @@ class Flight:
     decode: str | None = None
     source: KVSource | None = None
     held: tuple[str, str] | None = None
+    renew_s: float = 0.0
+    renewals: int = 0
     awaits: str | None = None
     reserved: tuple[str, str] | None = None
     attempts: int = 0

@@ -231,6 +231,7 @@ class AsyncCluster(Dispatcher):
     def looked_after(self) -> None:
         if self._ready:
             self._router.expired()
+            self._renew_leases(self.clock())
             self._dispatch()  # a worker that failed may have its trial now
 
     def worker_said(self, worker: Worker, message: Any) -> None:

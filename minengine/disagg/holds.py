@@ -63,6 +63,13 @@ class Holds:
         with self.engine.lock:
             return any([self.end(lease.id) for lease in self.table.of(request_id)])
 
+    def renew(self, request_id: str) -> bool:
+        """Let what is leased of that request stay for as long again from now."""
+        with self.engine.lock:
+            renewed = sum(self.table.renew(lease.id, self.lease_s) for lease in self.table.of(request_id))
+            self.totals.renewals += renewed
+            return renewed > 0
+
     def look(self, now_s: float) -> int:
         """End the leases that have run out, and those of requests that ended in another way (an abort); returns how many."""
         over = [id for id, held in list(self._held.items()) if held.request.finished]

@@ -19,6 +19,7 @@ __all__ = ["KVIO"]
 
 NUM_WORDS = 1024  # leases that a worker can have at once
 NUM_CHECKS = 64  # words of others that it can be reading at once
+PART_BYTES = 64 << 20  # read at a time: some milliseconds of copying, after which time limits, leases and notices get their turn
 
 
 class KVIO:
@@ -91,10 +92,13 @@ class KVIO:
 
     # --- rows ---
 
-    def read_rows(self, source: KVSource, block_ids: Sequence[int], start: int) -> Transfer:
-        """Begin to read the rows of tokens `start` ... of a source into these blocks."""
-        parts = pieces(source.pool.layout, source.block_ids, self.layout, block_ids, start=start, stop=source.num_tokens)
-        return self.agent.read(self.meet(source.pool), source.pool.address, parts, local=self.storage)
+    def rows_of(self, source: KVSource, block_ids: Sequence[int], start: int) -> list[Pieces]:
+        """The rows of tokens `start` ... of a source for these blocks, in parts: an agent may copy all of a part while it is asked to begin."""
+        return pieces(source.pool.layout, source.block_ids, self.layout, block_ids, start=start, stop=source.num_tokens).split(PART_BYTES)
+
+    def read_rows(self, source: KVSource, part: Pieces) -> Transfer:
+        """Begin to read a part of a source's rows."""
+        return self.agent.read(self.meet(source.pool), source.pool.address, part, local=self.storage)
 
     def read_word(self, source: KVSource, slot: int) -> Transfer:
         """Begin to read a source's lease word into check number `slot`."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections import deque
 from typing import Any, Sequence
 
 from ..config import ConfigError
@@ -16,6 +17,7 @@ from ..request import Request, Resume
 from .agents import TransferError
 from .kv_io import KVIO
 from .moved import TransferFacts
+from .pieces import Pieces
 from .source import KVSource, KVTarget, Notice, Reserve
 
 ASK_AGAIN_S = 1.0  # a notice to stop that was not answered; twice is harmless
@@ -83,6 +85,7 @@ class Pull(Load):
         super().__init__(request, block_ids, first, fence)
         self.timeout_s, self.deadline_s = timeout_s, 0.0
         self.facts.peer = self.source.pool.agent
+        self.parts: deque[Pieces] = deque()  # of the rows, not begun yet
         self.transfer: Any = None
         self.check: int | None = None  # of the words that are read, the one that this load uses
 
@@ -94,7 +97,7 @@ class Pull(Load):
             state = io.agent.poll(self.transfer)
             if state == "PROC":
                 if now_s >= self.deadline_s:
-                    self.end("timeout", f"reading {self.facts.nbytes} bytes from '{self.facts.peer}' took longer than {self.timeout_s:g} s")
+                    self._too_late()
             elif state == "DONE":
                 self._done(io, now_s)
             else:
@@ -111,12 +114,22 @@ class Pull(Load):
         elif self.fence is None or self.fence.query():
             io.meet(source.pool)
             self.request.timeline.transfer_start_s, self.deadline_s = now_s, now_s + self.timeout_s
-            self.transfer, self.reading_rows = io.read_rows(source, self.block_ids, start), True
+            self.parts.extend(io.rows_of(source, self.block_ids, start))
             self.facts.num_tokens, self.facts.num_blocks = source.num_tokens - start, len(self.block_ids) - self.first
-            self.facts.took(self.transfer.pieces)
+            self.reading_rows = True
+            for part in self.parts:
+                self.facts.took(part)
+            self.transfer = io.read_rows(source, self.parts.popleft())
 
     def _done(self, io: KVIO, now_s: float) -> None:
-        if self.reading_rows:
+        if self.reading_rows and self.parts:
+            self.facts.ended(io.agent.telemetry(self.transfer))
+            self.stop(io, now_s)
+            if now_s >= self.deadline_s:
+                self._too_late()
+            else:
+                self.transfer = io.read_rows(self.source, self.parts.popleft())
+        elif self.reading_rows:
             if not io.free_checks:
                 return  # in a moment
             self.facts.seconds = now_s - self.request.timeline.transfer_start_s
@@ -129,6 +142,9 @@ class Pull(Load):
         else:
             self.request.timeline.transfer_end_s = now_s
             self.end("landed")
+
+    def _too_late(self) -> None:
+        self.end("timeout", f"reading {self.facts.nbytes} bytes from '{self.facts.peer}' took longer than {self.timeout_s:g} s")
 
     def stop(self, io: KVIO, now_s: float) -> bool:
         """A read under way cannot be called back: its worker may be standing still, and go on."""
@@ -149,15 +165,18 @@ class Pushed(Load):
     """Another worker writes the rows; this side waits for its notice, and for the token that its prefill ends in.
 
     It lands when both are there. Without the rows it fails, but not before the front has said how far the request has come: the token may
-    have been sent already.
+    have been sent already. If nothing at all is said for `wait_s`, the request is computed here from its beginning, and the front takes
+    what comes first, this or the prefill worker's token.
     """
 
     kind = "push"
     source: Reserve
 
-    def __init__(self, request: Request, block_ids: Sequence[int], first: int, reservation: int, timeout_s: float = 10.0) -> None:
+    def __init__(self, request: Request, block_ids: Sequence[int], first: int, reservation: int, timeout_s: float = 10.0, wait_s: float = 30.0) -> None:
         super().__init__(request, block_ids, first)
-        self.reservation, self.timeout_s, self.deadline_s = reservation, timeout_s, None
+        self.reservation, self.timeout_s, self.wait_s = reservation, timeout_s, wait_s
+        self.deadline_s: float | None = None  # for the rows, once it was told
+        self.word_by_s: float | None = None  # for being told
         self.facts.peer, self.facts.num_blocks = self.source.pool.agent, len(block_ids) - first
         self.facts.num_tokens = request.num_tokens
         self.resume: Resume | None = None  # under the connector's lock, as `told` is
@@ -170,6 +189,10 @@ class Pushed(Load):
 
     def advance(self, io: KVIO, now_s: float) -> None:
         if not self.told:
+            if self.word_by_s is None:
+                self.word_by_s = now_s + self.wait_s
+            elif now_s >= self.word_by_s:
+                self.end("timeout", f"nobody has said within {self.wait_s:g} s what became of the prefill at '{self.facts.peer}'")
             return
         if self.deadline_s is None:
             self.deadline_s = now_s + self.timeout_s

@@ -1,6 +1,6 @@
 """What the front and its workers say to each other, pickled over a socket pair. Plain data: no process can be confused by another's state.
 
-    front  -> worker   Start, then AddRequest, Resumed, Abort, Release, Connect, Disconnect, SnapshotPlease, Ping, Stop
+    front  -> worker   Start, then AddRequest, Resumed, Abort, Release, Renew, Connect, Disconnect, SnapshotPlease, Ping, Stop
     worker -> front    Ready or StartFailed, then Report (one a step), Reserved, Refused, SnapshotTaken, Pong, Failed
 
 A request is known to a worker by a key of its own for every time that it is handed out, the request's id and a running number: whatever comes
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ..prompt import Prompt
     from .source import KVSource, KVTarget, PoolFacts, Reserve
 
-__all__ = ["Abort", "AddRequest", "Connect", "Delta", "Disconnect", "Failed", "HeldRequest", "Ping", "Pong", "Ready", "Refused", "Release", "Report",
+__all__ = ["Abort", "AddRequest", "Connect", "Delta", "Disconnect", "Failed", "HeldRequest", "Ping", "Pong", "Ready", "Refused", "Release", "Renew", "Report",
            "Reserved", "Resumed", "SnapshotPlease", "SnapshotTaken", "Start", "StartFailed", "Stop", "WorkerStats"]
 
 
@@ -77,6 +77,12 @@ class Abort(NamedTuple):
 
 class Release(NamedTuple):
     """Give up what is held for a decoder; harmless if nothing is."""
+
+    key: str
+
+
+class Renew(NamedTuple):
+    """What is held waits for a decoder that has no room yet: keep it for another lease; harmless if nothing is held."""
 
     key: str
 

@@ -58,6 +58,7 @@ class TransferTotals:
     tier_load_seconds: float = 0.0
     tier_stored_blocks: int = 0
     holds: int = 0  # leases made
+    renewals: int = 0
     leases_expired: int = 0
     strange_notices: int = 0  # understood by nobody here
     outcomes: dict[str, int] = field(default_factory=dict)

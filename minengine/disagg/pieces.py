@@ -43,6 +43,21 @@ class Pieces:
     def total_bytes(self) -> int:
         return int(self.nbytes.sum())
 
+    def split(self, nbytes: int) -> list[Pieces]:
+        """The same bytes in the same order, in parts of at most `nbytes`; a piece that reaches over the end of a part is cut there. What was asked
+        for is counted with the first part."""
+        total = self.total_bytes
+        if total <= nbytes:
+            return [self]
+        ends = np.cumsum(self.nbytes)
+        borders = np.arange(0, total, nbytes)  # of the parts, in the stream of all bytes
+        at = np.union1d(ends - self.nbytes, borders)
+        piece = np.searchsorted(ends, at, side="right")
+        offset = at - (ends - self.nbytes)[piece]
+        src, dst, lengths = self.src[piece] + offset, self.dst[piece] + offset, np.diff(at, append=total)
+        firsts = np.searchsorted(at, borders).tolist()
+        return [Pieces(src[i:j], dst[i:j], lengths[i:j], asked=0 if i else self.asked) for i, j in zip(firsts, [*firsts[1:], len(at)])]
+
 
 def check_pair(src: KVLayout, dst: KVLayout, src_dtype: str | None = None, dst_dtype: str | None = None) -> None:
     """Two pools between which rows can move: block size, order and number of blocks may differ, nothing else.

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..config import ConfigError
 from ..kv.events import EventLog
 from ..request import OutputKind, RequestError, RequestOutput
-from .messages import (Abort, AddRequest, Connect, Delta, Disconnect, Failed, HeldRequest, Ping, Pong, Ready, Refused, Release, Report, Reserved, Resumed,
+from .messages import (Abort, AddRequest, Connect, Delta, Disconnect, Failed, HeldRequest, Ping, Pong, Ready, Refused, Release, Renew, Report, Reserved, Resumed,
                        SnapshotPlease, SnapshotTaken, Start, StartFailed, Stop, WorkerStats)
 
 if TYPE_CHECKING:
@@ -146,6 +146,8 @@ class WorkerLoop:
                 if self.connector is not None:
                     self.connector.release(key)
                 self.engine.release_request(key)
+            case Renew(key):
+                self.connector.renew(key)
             case Connect(facts):
                 if self.connector is not None:
                     self.connector.connect(facts.metadata)
