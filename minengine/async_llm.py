@@ -4,12 +4,14 @@
     _run()       engine thread    between two steps takes the commands; steps while there is work, sleeps while there is none
     compile()    loop thread      a grammar, in a third thread, one after the other (compiling.py)
 
-Only the engine's thread touches the engine.
+Only the engine's thread touches the engine, but for one thing: with load_admission="event" a request is added by the loop's thread, also while a
+step is computed.
 """
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any
@@ -38,7 +40,9 @@ class AsyncLLM(AsyncFront):
         self.engine = engine
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._stopping = False
-        self._connector = open_connector(engine, wake=lambda: self._commands.put(lambda: None))
+        self._connector = open_connector(engine, wake=lambda: self._commands.put(_look))
+        # A load may begin while a step is computed, and a long step is what there is to gain: then a request must not wait for its end to be added.
+        self._adds_at_once = self._connector is not None and engine.args.load_admission == "event"
         self._thread = Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
@@ -66,7 +70,11 @@ class AsyncLLM(AsyncFront):
         return self.engine.read_prompt(prompt)
 
     def _submit(self, request_id: str, read: Prompt, params: SamplingParams, cache_salt: str | None, session_id: str | None, arrival_s: float) -> None:
-        self._commands.put(lambda: self._add(request_id, read, params, cache_salt, arrival_s))
+        add = partial(self._add, request_id, read, params, cache_salt, arrival_s)
+        if self._adds_at_once and params.structured_outputs is None:  # a matcher is made by the engine's thread
+            add()
+            add = _look
+        self._commands.put(add)
 
     def _cancel(self, request_id: str) -> None:
         self._commands.put(lambda: self._abort(request_id))
@@ -113,3 +121,7 @@ class AsyncLLM(AsyncFront):
         output = self.engine.abort_request(request_id)
         if output is not None:
             self._publish([output])
+
+
+def _look() -> None:
+    """The command that only wakes the engine's thread."""

@@ -338,3 +338,39 @@ def test_an_engine_of_its_own_has_tiers_too(tmp_path, load_admission):
     assert [tokens(outs) for outs in first] == [tokens(outs) for outs in second] == [alone(prompt, greedy(8)).token_ids for prompt in prompts]
     assert [outs[0].num_cached_tokens for outs in second] == [144] * 5
     assert all(part >= 0 for outs in second for part in outs[-1].metrics.wait_parts())
+
+
+@pytest.mark.parametrize("load_admission, lands", [("poll", False), ("event", True)])
+def test_a_load_begins_while_a_step_is_computed_if_landings_are_events(tmp_path, load_admission, lands):
+    known = list(range(1, 150))
+
+    async def main():
+        async with served(kv_cache_memory_bytes=None, num_gpu_blocks_override=32, max_model_len=200, host_tier_bytes=1 << 24, tier_path=str(tmp_path),
+                          load_admission=load_admission) as llm:
+            first = await collect(llm, known, greedy(8), "first")
+            await until(lambda: llm._connector.idle)
+            llm.engine.reset_prefix_cache()
+            computing, go_on, execute = threading.Event(), threading.Event(), llm.engine.runner.execute
+
+            def slowly(step):
+                computing.set()
+                go_on.wait(30)
+                return execute(step)
+
+            llm.engine.runner.execute = slowly
+            long_step = asyncio.create_task(collect(llm, [7, 7, 7], greedy(1), "other"))
+            await until(computing.is_set)
+            second = asyncio.create_task(collect(llm, known, greedy(8), "second"))
+            if lands:
+                await until(lambda: llm.engine.scheduler.ready)  # in the pool, and the step is still computed
+            else:
+                await asyncio.sleep(0)
+                assert "second" not in llm.engine.requests
+            go_on.set()
+            await long_step
+            return first, await second
+    try:
+        first, second = asyncio.run(main())
+    finally:
+        shutil.rmtree(tier_folders(str(tmp_path))["host"], ignore_errors=True)
+    assert tokens(first) == tokens(second) and second[0].num_cached_tokens == 144
