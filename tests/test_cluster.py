@@ -257,18 +257,18 @@ def test_a_worker_that_never_starts_again_is_gone_and_the_last_one_ends_all(tiny
 SCRIPT = """
 import sys, threading
 from minengine import Cluster, SamplingParams
-cluster = Cluster(sys.argv[1], decode=2, block_size=16, num_gpu_blocks_override=64, max_model_len=512)
+cluster = Cluster(sys.argv[1], prefill=int(sys.argv[2]), decode=2 - int(sys.argv[2]), block_size=16, num_gpu_blocks_override=64, max_model_len=512)
 print(*(worker.pid for worker in cluster.workers), flush=True)
 cluster.generate([{"prompt_token_ids": [1, 2, 3]}] * 4000, SamplingParams(max_tokens=500, ignore_eos=True))
 """
 
 
-@pytest.mark.parametrize("sig", [signal.SIGKILL, signal.SIGINT])
-def test_no_worker_outlives_its_parent(tiny, tmp_path, sig):  # noqa: F811
+@pytest.mark.parametrize("sig, prefill", [(signal.SIGKILL, 1), (signal.SIGINT, 0)])
+def test_no_worker_outlives_its_parent(tiny, tmp_path, sig, prefill):  # noqa: F811
     script = tmp_path / "unguarded.py"  # workers import nothing of it
     script.write_text(SCRIPT)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "kernels")))}
-    parent = subprocess.Popen([sys.executable, str(script), tiny["llama"]], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    parent = subprocess.Popen([sys.executable, str(script), tiny["llama"], str(prefill)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
     pids = [int(pid) for pid in parent.stdout.readline().split()]
     assert len(pids) == 2 and all(map(alive, pids))
     parent.send_signal(sig)
