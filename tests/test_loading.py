@@ -403,3 +403,35 @@ def test_a_request_that_failed_to_load_is_told_and_stops_nobody():
     while s.has_unfinished:
         step(s)
     assert other.finish_reason == "length"
+
+
+def test_what_is_held_leaves_the_steps_and_keeps_its_blocks():
+    s, _ = scheduler()
+    kept, ends = request("kept", 10, 4, hold=True), request("ends", 6, 1, hold=True)
+    s.add(kept)
+    s.add(ends)
+    step(s)
+    assert s.held == {"kept": kept} and kept.status is Status.HELD and not s.running and len(kept.block_ids) == 3
+    assert ends.finish_reason == "length", "its first token was its last: nobody goes on with it"
+    assert not step(s).num_tokens and not s.has_unfinished
+    s.release("kept")
+    assert kept.finish_reason == "handed_over" and not kept.block_ids
+
+
+def test_the_last_that_runs_waits_for_blocks_that_are_elsewhere_and_does_not_fail():
+    s, connector = scheduler(blocks=6)
+    kept, grows = request("kept", 12, 4, hold=True), request("grows", list(range(100, 107)), 8)
+    s.add(kept)
+    step(s)
+    s.add(grows)
+    while not grows.timeline.num_preemptions:
+        assert not grows.finished, grows.error
+        step(s)
+    assert grows.status is Status.WAITING and grows.error is None
+    s.release("kept")
+    for _, blocks, _ in connector.stores:
+        s.stored(blocks)
+    connector.stores.clear()
+    while s.has_unfinished:
+        step(s)
+    assert grows.finish_reason == "length" and grows.num_tokens == 15
