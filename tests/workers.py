@@ -27,7 +27,8 @@ class Worker:
 
     def __init__(self, kind, role, agent="nixl", wrap=lambda agent: agent, timeout_s=PATIENCE_S, tier=None, clock=time.perf_counter, **options):
         self.agent = wrap(open_agent(f"{role}{next(names)}", agent))
-        self.engine = LLMEngine(EngineArgs(**{**OPTIONS, **options}), model=tiny_model(kind), storage=self.agent.allocate, clock=clock)
+        lease_s = 30.0 if clock is not time.perf_counter else 10 * PATIENCE_S  # where time goes by, no test may pass because a lease ran out
+        self.engine = LLMEngine(EngineArgs(**{**OPTIONS, "kv_lease_s": lease_s, **options}), model=tiny_model(kind), storage=self.agent.allocate, clock=clock)
         self.woken, self.reserved, self.outputs = threading.Event(), [], {}
         self.connector = WorkerConnector(self.engine, self.agent, wake=self.woken.set, kv_transfer_timeout_s=timeout_s, fingerprint=kind,
                                          tier=tier and tier(self.engine), on_reserved=lambda *given: (self.reserved.append(given), self.woken.set()))
