@@ -435,3 +435,14 @@ def test_the_last_that_runs_waits_for_blocks_that_are_elsewhere_and_does_not_fai
     while s.has_unfinished:
         step(s)
     assert grows.finish_reason == "length" and grows.num_tokens == 15
+
+
+def test_what_failed_to_load_is_computed_though_the_tier_still_has_it():
+    s, connector = scheduler()
+    again = request("again", 20, 1)
+    connector.tier.update(again.hashes(4, SIZE))
+    s.add(again)
+    step(s)
+    del connector.loads[again]
+    s.load_failed(again)
+    assert step(s).prefills == [(again, 20)] and not connector.loads and again.finished
