@@ -154,7 +154,7 @@ def _until_idle(cluster: Cluster) -> None:
 # --- what a load asks for ------------------------------------------------------------------------------------------
 
 
-def work(engine: Any, load: Load, repeats: int = 3) -> tuple[list[float], list[float]]:
+def work(engine: Any, load: Load, repeats: int = 2) -> tuple[list[float], list[float]]:
     """(prefill, decode): seconds that one request of the load takes of an `LLMEngine`, by the engine's own clock; one sample a repeat.
 
     Prefill is the time to the first token of a prompt that is alone there. Decode is that of the other tokens, in steps shared by all streams.
