@@ -4,6 +4,7 @@ import math
 import re
 import subprocess
 import sys
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -102,6 +103,25 @@ def least_block(token_bytes, bytes_a_us, copy_us, percent):
     return tokens
 
 
+def ratio(prefill_s, decode_s, workers):
+    slower = [max(Fraction(prefill_s) / p, Fraction(decode_s) / (workers - p)) for p in range(1, workers)]
+    return slower.index(min(slower)) + 1, workers - 1 - slower.index(min(slower))
+
+
+def nearest_ratio(prefill_s, decode_s, workers):
+    prefill = min(max(1, round(workers * prefill_s / (prefill_s + decode_s))), workers - 1)
+    return prefill, workers - prefill
+
+
+def prompt_tokens_computed(past, question, answer, turns, block, apart=0, together=1):
+    totals = []
+    for rows_of_answer in (apart, max(0, answer - 1) if together else 0):
+        prompts = [past + turn * (answer + question) for turn in range(turns)]
+        found = [0] + [min(before + rows_of_answer, now - 1) // block * block for before, now in zip(prompts, prompts[1:])]
+        totals.append(sum(prompts) - sum(found))
+    return tuple(totals)
+
+
 RIGHT = {
     "ch01.ex1": lambda latency, ttft, n: (n - 1) * latency / (n * (latency - ttft)),
     "ch01.ex3": hits_of_the_last_turn,
@@ -109,6 +129,9 @@ RIGHT = {
     "ch02.ex2": lambda prompt, answer: prompt + answer - 1,
     "ch03.ex2": lambda rank, rope: rank // 2 + rope + rank // 16,
     "ch03.ex3": lambda layer, slot: (layer * 128 + slot) * 352,
+    "ch05.ex1": ratio,
+    "ch05.ex2": lambda streams, tokens, chunks: min(1, (streams - 1) * chunks / (tokens - 1)),
+    "ch05.ex3": prompt_tokens_computed,
     "ch07.ex1": lambda ratio, before, after: (before - after) / (ratio - 1) - after,
     "ch07.ex2": mxfp4,
     "ch07.ex3": runs,
@@ -133,6 +156,17 @@ WRONG = {
     "ch03.ex1": [6.6, 373.2e9, 2 * 373.2, 373.2 * 448 / 512, True, None],  # the latent's, bytes, 16 bits, no rotary part
     "ch03.ex2": [lambda rank, rope: rank // 2 + rope // 2 + rank // 16, lambda rank, rope: rank // 2 + rope, lambda rank, rope: rank + rope],
     "ch03.ex3": [lambda layer, slot: (layer * 64 + slot) * 352, lambda layer, slot: (slot * 78 + layer) * 352, lambda layer, slot: layer * 128 + slot],
+    "ch05.ex1": [nearest_ratio,  # the share, rounded: not always the best whole split
+                 lambda prefill_s, decode_s, workers: ratio(decode_s, prefill_s, workers),  # the sides exchanged
+                 lambda prefill_s, decode_s, workers: ratio(prefill_s, decode_s, workers)[::-1],
+                 lambda prefill_s, decode_s, workers: (workers // 2, workers - workers // 2)],
+    "ch05.ex2": [lambda streams, tokens, chunks: min(1, (streams - 1) * chunks / tokens),  # a gap too many
+                 lambda streams, tokens, chunks: min(1, streams * chunks / (tokens - 1)),  # its own prompt
+                 lambda streams, tokens, chunks: (streams - 1) * chunks / (tokens - 1)],  # more than all
+    "ch05.ex3": [lambda *session: prompt_tokens_computed(*session)[::-1],
+                 lambda *session: prompt_tokens_computed(*session, together=0),
+                 lambda past, question, answer, turns, block: prompt_tokens_computed(past, question, answer, turns, 1),  # no blocks
+                 lambda past, question, answer, turns, block: prompt_tokens_computed(past, question, answer, turns, block, apart=answer - 1)],
     "ch07.ex1": [lambda ratio, before, after: (before - ratio * after) / ratio, lambda ratio, before, after: before - ratio * after,
                  lambda ratio, before, after: before / ratio - after],
     "ch07.ex2": [lambda values: mxfp4(values, code_of_tie=1),  # ties to the lower magnitude
