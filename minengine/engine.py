@@ -20,7 +20,7 @@ from .kv.blocks import BlockPool
 from .kv.cache import KVCache, cache_layout
 from .kv.connector import KVConnector
 from .prompt import Prompt, read_prompt
-from .request import OutputKind, Request, RequestError, RequestOutput, Resume, SamplingParams
+from .request import OutputKind, Request, RequestError, RequestOutput, Resume, SamplingParams, given_params
 from .runner import ModelRunner, StepTimes
 from .schedule import Scheduler
 
@@ -103,7 +103,7 @@ class LLMEngine:
         salt = salt if cache_salt is None else cache_salt
         if salt is not None and not isinstance(salt, str):
             raise RequestError(f"cache_salt={salt!r}: use a string")
-        params = params or SamplingParams()
+        params = given_params(params)
         if params.stop and self.tokenizer is None:
             raise RequestError("stop: this model has no tokenizer, so stop strings cannot be seen; use stop_token_ids")
         request = Request(request_id, ids, params, max_model_len=self.max_model_len,

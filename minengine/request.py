@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from .kv.blocks import block_hash, root_hash
 
 __all__ = ["CompletionOutput", "Logprob", "OutputKind", "Request", "RequestError", "RequestOutput", "Resume", "SamplingParams", "Status",
-           "StructuredOutputsParams", "Timeline", "WaitParts"]
+           "StructuredOutputsParams", "Timeline", "WaitParts", "given_params"]
 
 
 GREEDY_BELOW = 1e-5  # temperatures at which dividing by them leaves nothing but the best token, or overflows
@@ -129,6 +129,17 @@ class SamplingParams:
         demand(self.seed is None or isinstance(self.seed, int), "seed", "use a whole number or None")
         demand(self.logprobs is None or 0 <= whole("logprobs") <= 50, "logprobs", "use 0 to 50, or None")
         demand(isinstance(self.structured_outputs, (StructuredOutputsParams, type(None))), "structured_outputs", "use StructuredOutputsParams(...)")
+
+
+def given_params(params: Any) -> SamplingParams:
+    """What a caller gave for `sampling_params`; None: the defaults.
+
+    Raises:
+        RequestError: it is something else.
+    """
+    if not isinstance(params, (SamplingParams, type(None))):
+        raise RequestError(f"sampling_params={params!r}: use SamplingParams(...)")
+    return params or SamplingParams()
 
 
 class OutputKind(Enum):

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from .compiling import Compiling
-from .request import RequestError, RequestOutput, SamplingParams
+from .request import RequestError, RequestOutput, SamplingParams, given_params
 
 if TYPE_CHECKING:
     from .config import EngineArgs, ModelConfig
@@ -179,6 +179,7 @@ class AsyncFront:
         and at any time:
             EngineDead: nobody computes any more.
         """
+        params = given_params(params)
         self._accept(request_id)
         arrival_s = self.clock()  # here, and not when whoever computes gets to it between two steps
         stream = self._streams[request_id] = Stream(asyncio.get_running_loop())

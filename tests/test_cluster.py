@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -82,6 +83,27 @@ def test_a_stream_gives_the_output_so_far_and_closing_it_aborts(tiny):  # noqa: 
         assert asyncio.run(inside_a_loop()) == outputs[-1].outputs[0].token_ids[:3]
         asyncio.run(until_quiet(cluster.engine))
         assert cluster.engine.stats().finished["abort"] == 2
+        with pytest.raises(RequestError, match="sampling_params={'max_tokens': 2}: use SamplingParams"):
+            cluster.generate({"prompt_token_ids": [1]}, {"max_tokens": 2})
+        heard, open_stream = [], cluster.stream({"prompt_token_ids": [1, 2, 3]}, greedy(500))
+        next(open_stream)
+
+        def wait():
+            try:
+                cluster.generate({"prompt_token_ids": [1, 2, 3]}, greedy(500))
+            except EngineDead as error:
+                heard.append(error)
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        asyncio.run(until(lambda: cluster.engine.stats().num_running + cluster.engine.stats().num_waiting == 2))
+    waiting.join(60)
+    assert len(heard) == 1 and not waiting.is_alive()
+    with pytest.raises(EngineDead, match="was not finished"):
+        list(open_stream)
+    assert [worker.state for worker in cluster.workers] == ["stopped"]
+    for late in (lambda: cluster.generate("x"), lambda: next(cluster.stream("x"))):
+        with pytest.raises(EngineDead, match="has been closed"):
+            late()
     cluster.close()  # twice is harmless
 
 
@@ -364,8 +386,14 @@ def test_threads_are_split_evenly_unless_a_role_has_its_own():
 @pytest.mark.parametrize("wrong, words", [
     ({"decode": 0}, "decode=0: use 1"), ({"prefill": -1}, "prefill=-1"), ({"router_policy": "best"}, "use one of random, round_robin, kv_aware"),
     ({"worker_timeout_s": 0}, "worker_timeout_s=0"), ({"transfer": "post"}, "transfer='post'"), ({"prefill_args": {"block_size": 16}}, "no prefill worker"),
-    ({"decode_args": {"blocks": 16}}, "unknown option 'blocks'"), ({"decode_args": 16}, "use a dict"),
+    ({"decode_args": {"blocks": 16}}, "^decode_args: unknown option 'blocks'"), ({"decode_args": 16}, "use a dict"),
+    ({"prefill": 1, "prefill_args": {"block_size": "256"}}, "^prefill_args: block_size='256'"), ({"transfer": "shm"}, "transfer='shm': without prefill workers"),
 ])
 def test_a_plan_that_cannot_be_is_refused_in_one_sentence(wrong, words):
     with pytest.raises(ConfigError, match=words):
         plan(EngineArgs(), ClusterArgs(**wrong))
+
+
+def test_pushing_without_prefill_workers_is_refused():
+    with pytest.raises(ConfigError, match="kv_transfer='push_layers': without prefill workers no KV moves"):
+        plan(EngineArgs(kv_transfer="push_layers"), ClusterArgs(decode=2))

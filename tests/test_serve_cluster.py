@@ -51,6 +51,7 @@ def test_prefill_and_decode_apart_answer_over_http_survive_a_kill_and_leave_noth
 
 @pytest.mark.parametrize("flags, words", [
     (("--prefill", "1"), "prefill=1: needs decode=1 or more"),
+    (("--router-policy", "random"), "router_policy='random': is for workers, and there are none"),
     (("--decode", "-1"), "decode=-1: use 0"),
     (("--decode", "1", "--decode-args", "{"), "decode_args='{': is no JSON"),
     (("--decode", "1", "--decode-args", "[1]"), "use an object of engine options"),

@@ -3,12 +3,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from concurrent.futures import Future
 from queue import SimpleQueue
-from threading import Thread
-from typing import Any, Coroutine, Iterator, Mapping, Sequence, TypeVar
+from threading import Lock, Thread
+from typing import Any, Callable, Coroutine, Iterator, Mapping, Sequence, TypeVar
 
 from ..config import EngineArgs
 from ..request import CompletionOutput, RequestError, RequestOutput, SamplingParams
+from ..streams import EngineDead
 from .front import AsyncCluster, WorkerInfo
 from .plan import ClusterArgs
 
@@ -38,6 +40,7 @@ class Cluster:
         args = EngineArgs.from_options({"model": model, **options})
         self.engine = AsyncCluster(args, ClusterArgs(**cluster), max_num_waiting=1 << 30)
         self._ids = itertools.count()
+        self._closing, self._closed = Lock(), False
         self._loop = asyncio.new_event_loop()
         self._thread = Thread(target=self._loop.run_forever, name="cluster", daemon=True)
         self._thread.start()
@@ -63,7 +66,7 @@ class Cluster:
         for name, given in (("sampling_params", params), ("session_ids", sessions)):
             if len(given) != len(many):
                 raise RequestError(f"{name}: {len(given)} given for {len(many)} prompts; give one a prompt")
-        return self._wait(self._all(many, params, sessions))
+        return self._wait(lambda: self._all(many, params, sessions))
 
     async def _all(self, prompts: list[Prompt], params: list[SamplingParams], sessions: list[str | None]) -> list[RequestOutput]:
         tasks = [asyncio.create_task(self._whole(prompt, p, session)) for prompt, p, session in zip(prompts, params, sessions)]
@@ -94,7 +97,7 @@ class Cluster:
                 news.put(error)
                 raise
 
-        task = asyncio.run_coroutine_threadsafe(read(), self._loop)
+        task = self._begin(read)
         try:
             while True:
                 output = news.get()
@@ -130,9 +133,12 @@ class Cluster:
 
     def close(self) -> None:
         """End the workers. Requests that others still wait for see `EngineDead`. Twice is harmless."""
-        if self._loop.is_closed():
-            return
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
         self.engine.close()
+        asyncio.run_coroutine_threadsafe(self._settle(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -148,8 +154,18 @@ class Cluster:
     def _new_id(self) -> str:
         return f"request-{next(self._ids)}"
 
-    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+    def _begin(self, work: Callable[[], Coroutine[Any, Any, T]]) -> Future[T]:
+        with self._closing:  # what has begun is waited for by `close`
+            if self._closed:
+                raise EngineDead("the cluster has been closed; make a new one")
+            return asyncio.run_coroutine_threadsafe(work(), self._loop)
+
+    async def _settle(self) -> None:
+        """Whoever still waits has been told that nobody computes any more; let them hear it before the loop ends."""
+        await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()}, return_exceptions=True)
+
+    def _wait(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        future = self._begin(work)
         try:
             return future.result()
         except BaseException:  # Ctrl-C: what nobody waits for is not computed

@@ -50,6 +50,7 @@ class ClusterArgs:
         for name in ("prefill_args", "decode_args"):
             demand(getattr(self, name) is None or isinstance(getattr(self, name), Mapping), name, "use a dict of engine options")
         demand(self.prefill > 0 or not self.prefill_args, "prefill_args", "there is no prefill worker to have them; use decode_args, or prefill=1")
+        demand(self.prefill > 0 or self.transfer == "auto", "transfer", "without prefill workers no KV moves; leave it out, or use prefill=1")
 
 
 def plan(args: EngineArgs, cluster: ClusterArgs) -> list[Start]:
@@ -58,16 +59,23 @@ def plan(args: EngineArgs, cluster: ClusterArgs) -> list[Start]:
     Raises:
         ConfigError: an argument of a role is none of the engine's.
     """
+    if args.kv_transfer != "pull" and not cluster.prefill:
+        raise ConfigError(f"kv_transfer={args.kv_transfer!r}: without prefill workers no KV moves; leave it out, or use prefill=1")
     roles = ["prefill"] * cluster.prefill + ["decode" if cluster.prefill else "both"] * cluster.decode
     total = args.num_threads or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else args.num_threads or os.cpu_count() or 1
     shares = [max(1, total // len(roles) + (i < total % len(roles))) for i in range(len(roles))]
     numbers = dict.fromkeys(roles, 0)
     starts = []
     for role, share in zip(roles, shares):
-        own = dict((cluster.prefill_args if role == "prefill" else cluster.decode_args) or {})
+        own_name = "prefill_args" if role == "prefill" else "decode_args"
+        own = dict(getattr(cluster, own_name) or {})
         fields = {name: getattr(args, name) for name in args.__dataclass_fields__}
-        starts.append(Start(name=f"{'engine' if role == 'both' else role}{numbers[role]}", role=role,
-                            args=EngineArgs.from_options({**fields, "num_threads": share, **own}), transfer=cluster.transfer if cluster.prefill else None))
+        try:
+            engine = EngineArgs.from_options({**fields, "num_threads": share, **own})
+        except ConfigError as error:
+            raise ConfigError(f"{own_name}: {error}") from error
+        starts.append(Start(name=f"{'engine' if role == 'both' else role}{numbers[role]}", role=role, args=engine,
+                            transfer=cluster.transfer if cluster.prefill else None))
         numbers[role] += 1
     return starts
 

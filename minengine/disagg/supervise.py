@@ -192,6 +192,9 @@ class Supervisor:
                 process.popen.wait()
         if self._thread.ident is not None:
             self._thread.join()
+        with self.lock:
+            for worker in self.workers.values():
+                worker.state, worker.process = "stopped", None
 
     # --- the supervisor's thread --------------------------------------------------------------------------------
 

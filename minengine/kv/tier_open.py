@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from minengine.config import ConfigError
 from minengine.kv.events import EventLog, Medium
 from minengine.kv.fingerprint import model_fingerprint
 from minengine.kv.layout import KVLayout
@@ -41,5 +42,10 @@ def open_stack(*, host_tier_bytes: int, disk_tier_bytes: int, tier_path: str | N
     if not wanted:
         return None
     geometry = Geometry.of(kv_layout, kv_cache_dtype, fingerprint or model_fingerprint(model))
-    tiers = [Tier(folder, geometry, sizes[medium], medium) for medium, folder in wanted.items()]
+    tiers = []
+    for medium, folder in wanted.items():
+        try:
+            tiers.append(Tier(folder, geometry, sizes[medium], medium))
+        except ConfigError as error:
+            raise ConfigError(f"{medium}_tier_bytes={sizes[medium]}: {error}") from error
     return TierStack(tiers, BlockBytes(storage, kv_layout), events=events)

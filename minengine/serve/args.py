@@ -105,6 +105,9 @@ class ServeArgs:
             raise ConfigError(f"chat_template={self.chat_template!r}: there is no such file; give the path of a jinja2 template")
         demand(self.decode >= 0, "decode", "use 0 (the engine in this process) or a number of workers")
         demand(self.decode > 0 or not self.prefill, "prefill", "needs decode=1 or more: somebody has to write the answers")
+        for f in fields(self):
+            if f.name in CLUSTER_HELP and f.name != "decode":
+                demand(self.decode > 0 or getattr(self, f.name) == f.default, f.name, "is for workers, and there are none; use decode=1 or more, or leave it out")
         self.cluster  # what is wrong with it is said now
 
     @property
