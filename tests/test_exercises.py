@@ -122,6 +122,16 @@ def prompt_tokens_computed(past, question, answer, turns, block, apart=0, togeth
     return tuple(totals)
 
 
+def until_next_look(steps):
+    return sum(s * s for s in steps) / (2 * sum(steps))
+
+
+def taken(steps, arrives, load, event):
+    looks = [sum(steps[:i]) for i in range(len(steps) + 1)]
+    begin = arrives if event else min(look for look in looks if look >= arrives)
+    return min((look for look in looks if look >= begin + load and look > begin), default=begin + load)
+
+
 RIGHT = {
     "ch01.ex1": lambda latency, ttft, n: (n - 1) * latency / (n * (latency - ttft)),
     "ch01.ex3": hits_of_the_last_turn,
@@ -132,6 +142,9 @@ RIGHT = {
     "ch05.ex1": ratio,
     "ch05.ex2": lambda streams, tokens, chunks: min(1, (streams - 1) * chunks / (tokens - 1)),
     "ch05.ex3": prompt_tokens_computed,
+    "ch06.ex1": until_next_look,
+    "ch06.ex2": lambda cold_tokens, budget, cap: 0 if 0 < cap < budget else cold_tokens // budget,
+    "ch06.ex3": taken,
     "ch07.ex1": lambda ratio, before, after: (before - after) / (ratio - 1) - after,
     "ch07.ex2": mxfp4,
     "ch07.ex3": runs,
@@ -167,6 +180,16 @@ WRONG = {
                  lambda *session: prompt_tokens_computed(*session, together=0),
                  lambda past, question, answer, turns, block: prompt_tokens_computed(past, question, answer, turns, 1),  # no blocks
                  lambda past, question, answer, turns, block: prompt_tokens_computed(past, question, answer, turns, block, apart=answer - 1)],
+    "ch06.ex1": [lambda steps: sum(steps) / len(steps) / 2,  # half a mean step
+                 lambda steps: 2 * until_next_look(steps), lambda steps: max(steps) / 2, lambda steps: sum(steps) / 2],
+    "ch06.ex2": [lambda cold_tokens, budget, cap: -(-cold_tokens // budget),  # nothing is left in the last step
+                 lambda cold_tokens, budget, cap: cold_tokens // budget,  # no limit
+                 lambda cold_tokens, budget, cap: cold_tokens // min(budget, cap or budget),  # as if nobody else got the rest
+                 lambda cold_tokens, budget, cap: 0 if cap else cold_tokens // budget],  # a limit above the budget is none
+    "ch06.ex3": [lambda steps, arrives, load, event: taken(steps, arrives, load, True), lambda steps, arrives, load, event: taken(steps, arrives, load, False),
+                 lambda steps, arrives, load, event: taken(steps, arrives, load, not event),
+                 lambda steps, arrives, load, event: arrives + load,  # somebody always looks
+                 lambda steps, arrives, load, event: max(arrives + load, sum(steps))],
     "ch07.ex1": [lambda ratio, before, after: (before - ratio * after) / ratio, lambda ratio, before, after: before - ratio * after,
                  lambda ratio, before, after: before / ratio - after],
     "ch07.ex2": [lambda values: mxfp4(values, code_of_tie=1),  # ties to the lower magnitude
