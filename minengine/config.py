@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, fields
-from typing import Any, Mapping
+from typing import Any, Mapping, Sequence
 
 __all__ = ["ConfigError", "EngineArgs", "GlmConfig", "LlamaConfig", "ModelConfig", "cache_fields", "head_parts", "model_config"]
 
@@ -361,13 +361,16 @@ class EngineArgs:
             demand(isinstance(getattr(self, name), (int, float)) and 0 < getattr(self, name) < float("inf"), name, "use a positive number of seconds")
         demand(self.host_tier_bytes >= 0, "host_tier_bytes", "use 0 (no tier) or a number of bytes")
         demand(self.disk_tier_bytes >= 0, "disk_tier_bytes", "use 0 (no tier) or a number of bytes")
+        demand(self.tier_path is None or isinstance(self.tier_path, str) and "\0" not in self.tier_path, "tier_path", "use the path of a folder, as a string")
+        demand(self.tier_path is None or self.host_tier_bytes + self.disk_tier_bytes > 0, "tier_path",
+               "is for tiers, and none has a size; use host_tier_bytes or disk_tier_bytes, or leave it out")
         demand(self.num_threads is None or self.num_threads >= 1, "num_threads", "use at least 1")
 
     @classmethod
-    def from_options(cls, options: Mapping[str, Any]) -> "EngineArgs":
-        """Build from keyword options; an unknown name is an error that lists the known ones."""
+    def from_options(cls, options: Mapping[str, Any], others: Sequence[str] = ()) -> "EngineArgs":
+        """Build from keyword options; an unknown name is an error that lists the known ones, and `others` that the caller has taken out."""
         known = {f.name for f in fields(cls)}
         for name in options:
             if name not in known:
-                raise ConfigError(f"unknown option '{name}'; known options: {', '.join(sorted(known))}")
+                raise ConfigError(f"unknown option '{name}'; known options: {', '.join(sorted(known | set(others)))}")
         return cls(**options)

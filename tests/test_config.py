@@ -1,7 +1,7 @@
 """Reading a model's config: Hugging Face's names and defaults, and one sentence for what cannot be run."""
 import pytest
 
-from minengine.config import ConfigError, model_config
+from minengine.config import ConfigError, EngineArgs, model_config
 from tiny_models import GLM, LLAMA
 
 
@@ -33,3 +33,12 @@ def test_what_cannot_run_is_named():
                         ({"num_hidden_layers": "2"}, "'num_hidden_layers' is '2'"), ({"num_key_value_heads": 4}, "must divide"), ({"rope_theta": "x"}, "rope_theta")):
         with pytest.raises(ConfigError, match=why):
             model_config({**LLAMA, **fields})
+
+
+@pytest.mark.parametrize("wrong, words", [
+    ({"tier_path": 5}, "tier_path=5: use the path"), ({"tier_path": "a\0b", "disk_tier_bytes": 1}, "tier_path=.*use the path"),
+    ({"tier_path": "folder"}, "tier_path='folder': is for tiers, and none has a size"), ({"host_tier_bytes": -1}, "host_tier_bytes=-1"),
+])
+def test_options_of_tiers_that_cannot_be_are_named(wrong, words):
+    with pytest.raises(ConfigError, match=words):
+        EngineArgs(**wrong)

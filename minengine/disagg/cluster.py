@@ -37,7 +37,7 @@ class Cluster:
 
     def __init__(self, model: str = "smollm2", *, prefill: int = 0, decode: int = 1, **options: Any) -> None:
         cluster = {"prefill": prefill, "decode": decode, **{name: options.pop(name) for name in CLUSTER_OPTIONS if name in options}}
-        args = EngineArgs.from_options({"model": model, **options})
+        args = EngineArgs.from_options({"model": model, **options}, CLUSTER_OPTIONS)
         self.engine = AsyncCluster(args, ClusterArgs(**cluster), max_num_waiting=1 << 30)
         self._ids = itertools.count()
         self._closing, self._closed = Lock(), False
