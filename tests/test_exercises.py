@@ -132,6 +132,21 @@ def taken(steps, arrives, load, event):
     return min((look for look in looks if look >= begin + load and look > begin), default=begin + load)
 
 
+def fewest_blocks(block_size, token_us, start_us, block_us, token_bytes, bytes_a_us):
+    computed, back = block_size * token_us, Fraction(block_size * token_bytes, bytes_a_us) + block_us
+    return 0 if back >= computed else math.floor(start_us / (computed - back)) + 1
+
+
+def known_runs(chain, device, tier):
+    here = 0
+    while here < len(chain) and chain[here] in device:
+        here += 1
+    there = here
+    while there < len(chain) and chain[there] in tier:
+        there += 1
+    return here, there - here, len(chain) - there
+
+
 RIGHT = {
     "ch01.ex1": lambda latency, ttft, n: (n - 1) * latency / (n * (latency - ttft)),
     "ch01.ex3": hits_of_the_last_turn,
@@ -152,6 +167,8 @@ RIGHT = {
     "ch08.ex3": merge,
     "ch09.ex1": blocks_in_a_row,
     "ch09.ex2": least_block,
+    "ch10.ex1": fewest_blocks,
+    "ch10.ex2": known_runs,
     "ch11.ex1": next_tokens,
     "ch11.ex2": shown,
     "ch11.ex3": cases,
@@ -217,6 +234,17 @@ WRONG = {
                  lambda token_bytes, bytes_a_us, copy_us, percent: least_block(token_bytes, bytes_a_us, copy_us, percent) + 1,
                  lambda token_bytes, bytes_a_us, copy_us, percent: copy_us * (100 - percent) * bytes_a_us / (percent * token_bytes)],  # no whole tokens
     "ch09.ex3": [238.9, 1286.5, 0.1235, 3.86, True, None],  # all of the time is the pieces', of the few; seconds; of one piece
+    "ch10.ex1": [lambda n, token, start, block, nbytes, rate: -(-start * rate // saved) if (saved := (n * token - block) * rate - n * nbytes) > 0 else 0,  # as quick
+                 lambda n, token, start, block, nbytes, rate: start * rate // saved + 1 if (saved := n * token * rate - n * nbytes) > 0 else 0,  # blocks are free
+                 lambda n, token, start, block, nbytes, rate: start * rate // saved + 1 if (saved := (n * token - block) * rate - nbytes) > 0 else 0,  # one token's bytes
+                 lambda *costs: 1 if costs[2] == 0 else fewest_blocks(*costs),  # no start: any road will do
+                 lambda *costs: fewest_blocks(*costs) or None],  # never is not at once
+    "ch10.ex2": [lambda chain, device, tier: (n := sum(h in device for h in chain), m := sum(h in tier - device for h in chain), len(chain) - n - m),  # no runs
+                 lambda chain, device, tier: (n := known_runs(chain, device, ())[0], m := max(0, known_runs(chain, tier, ())[0] - n), len(chain) - n - m),  # from the front
+                 lambda chain, device, tier: (n := known_runs(chain, device, ())[0], m := known_runs(chain, device | tier, ())[0] - n, len(chain) - n - m),  # back and forth
+                 lambda chain, device, tier: known_runs(chain, tier, device),  # the tier first
+                 lambda chain, device, tier: known_runs(chain, device, tier)[:2]],
+    "ch10.ex3": [264.6, 144.3, 88_186_000_000.0, 82.1, True, None],  # all sessions; 8 bits; bytes; GiB
     "ch11.ex1": [lambda vocabulary, choices, written: [i for i, token in enumerate(vocabulary) if written + token in choices],  # only what ends a choice
                  lambda vocabulary, choices, written: [i for i, token in enumerate(vocabulary) if any(token in choice for choice in choices)],  # anywhere
                  lambda vocabulary, choices, written: next_tokens(vocabulary, choices, ""),  # what is written is forgotten
