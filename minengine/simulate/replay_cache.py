@@ -124,10 +124,10 @@ class _HostTier:
     def run(self, hashes: Sequence[bytes]) -> int:
         return next((i for i, h in enumerate(hashes) if h not in self.blocks), len(hashes))
 
-    def use(self, hashes: Sequence[bytes], log: EventLog) -> None:
+    def use(self, hashes: Sequence[bytes], log: EventLog | None) -> None:
         """Stored or loaded. The prompt's first block is used last, so that prefixes live longest, as in the pool."""
         for h in reversed(hashes):
-            if h not in self.blocks:
+            if log is not None and h not in self.blocks:
                 log.stored(h, medium="host")
             self.blocks[h] = None
             self.blocks.move_to_end(h)
@@ -138,10 +138,10 @@ class _HostTier:
 
 
 class _Worker:
-    def __init__(self, name: str, num_blocks: int, block_size: int) -> None:
+    def __init__(self, name: str, num_blocks: int, block_size: int, tells: bool) -> None:
         self.name = name
         self.pool = BlockPool(num_blocks, block_size)
-        self.log = self.pool.events = EventLog()
+        self.log = self.pool.events = EventLog() if tells else None
         self.waiting: deque[tuple[_Turn, float]] = deque()  # requests without room, since when
 
 
@@ -168,13 +168,13 @@ class _Replay:
                  start_within_s: float, gap_cap_s: float, by_agent: bool, options: RouterOptions, chains: Chains) -> None:
         block_size = sessions[0].block_size
         self.clock, self.chains, self.gap_cap_s = VirtualClock(), chains, gap_cap_s
-        self.workers = {f"w{i}": _Worker(f"w{i}", blocks_each, block_size) for i in range(workers)}
+        self.workers = {f"w{i}": _Worker(f"w{i}", blocks_each, block_size, tells=policy == "kv_aware") for i in range(workers)}
         settings = {**vars(options), "lease_s": float("inf"), "session_idle_s": float("inf")}
         if sticky is not None:
             settings["sticky"] = sticky
         self.router = Router(policy, [WorkerSpec(name) for name in self.workers], block_size=block_size, clock=self.clock, seed=seed,
                              options=RouterOptions(**settings))
-        self.host = _HostTier(host_blocks, [worker.log for worker in self.workers.values()]) if host_blocks else None
+        self.host = _HostTier(host_blocks, [worker.log for worker in self.workers.values() if worker.log]) if host_blocks else None
         self.result = CacheReplay(requests=[0] * workers, asked=[0] * workers, computed=[0] * workers)
         self.events: list[tuple[float, int, Callable[[_Turn], None], _Turn]] = []
         self.order, self.in_flight = count(), 0
@@ -242,7 +242,7 @@ class _Replay:
                 self.host.use(turn.hashes[len(found):], worker.log)
             self.count(turn, len(found), loaded, waited=self.clock() > since_s)
             for name, each in self.workers.items():
-                self.router.apply(name, each.log.take())
+                self.router.apply(name, each.log.take() if each.log else ())
             self.router.prefilled(turn.request_id)
             self.at(self.clock() + (request.api_time_s or 0.0), self.ends, turn)
 
