@@ -135,4 +135,13 @@ def test_a_large_read_goes_in_parts_with_a_look_at_everything_else_in_between(mo
             d.agent.shut = set()
             d.until(lambda: d.connector.idle)
             assert len(sizes) == 3
+        # an agent that copies while it is asked to begin is never found under way: the time is looked at between two parts
+        sizes.clear()
+        d.agent.only = lambda pieces: False
+        asked = d.agent.read
+        d.agent.read = lambda *given, **more: (setattr(d.engine.clock, "now", d.engine.clock.now + 20), asked(*given, **more))[1]
+        hand_over(p, d, "slow", prompt(199, 60, 4))
+        d.until(lambda: d.finished("slow"))
+        check_answer(p, d, "slow", 60, 4)
+        assert d.connector.take_facts()[-1].outcome == "timeout" and len(sizes) < 5
         p.clean(), d.clean()
