@@ -3,6 +3,7 @@ import pytest
 import torch
 
 from minengine.config import HEAD_DTYPES, LATENT_DTYPES, EngineArgs
+from minengine.disagg.cluster import Cluster
 from minengine.engine import LLMEngine
 from minengine.request import SamplingParams
 from tiny_models import tiny_model
@@ -78,3 +79,26 @@ def test_glm_mini_answers_from_4_bit_rows_as_on_the_cpu(eager):
 def test_bfloat16_runs_with_graphs(kind):
     answers, engine = serve(kind, "cuda", torch.bfloat16)
     assert engine.runner.graphs.recorded and all(len(tokens) == 40 for tokens, _ in answers)
+
+
+def serve_apart(folder, kind, device, kv_transfer, lengths=(5, 40, 70, 130, 33)):
+    """`serve`'s requests, by a prefill worker and a decoder; also what their transfers came to."""
+    from tiny_directories import write_tiny
+
+    vocab = tiny_model(kind).config.vocab_size
+    prompts = [{"prompt_token_ids": [(i * 31 + j * j * 7 + j * 3) % vocab for j in range(n)]} for i, n in enumerate(lengths)]
+    with Cluster(str(write_tiny(folder, kind)), prefill=1, decode=1, transfer="nixl", device=device, dtype="float32", block_size=16, kv_cache_memory_bytes=8 << 20,
+                 max_num_batched_tokens=64, max_num_seqs=8, kv_transfer=kv_transfer) as cluster:
+        outputs = cluster.generate(prompts, SamplingParams(max_tokens=40, temperature=0.0, logprobs=2))
+        moved = {worker.role: dict(worker.transfers) for worker in cluster.workers}
+    return [(out.outputs[0].token_ids, None) for out in outputs], moved
+
+
+@pytest.mark.parametrize("kind", ["llama", "glm"])
+@pytest.mark.parametrize("kv_transfer", ["pull", "push_layers"])
+def test_two_processes_on_one_card_hand_rows_over(tmp_path, kind, kv_transfer):
+    """Prefill and decode apart, both pools in the card's memory, registered as VRAM and moved by NIXL."""
+    pytest.importorskip("nixl", reason="KV moves between processes by NIXL: pip install 'minengine[nixl]'")
+    got, moved = serve_apart(tmp_path / "model", kind, "cuda", kv_transfer)
+    assert moved["decode"]["landed"] == len(got) and not moved["decode"]["failed"], moved
+    assert_same(got, serve(kind, "cuda")[0])

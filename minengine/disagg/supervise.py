@@ -12,6 +12,7 @@ Everything that is told to the listener is told under `lock`, one thing at a tim
 """
 from __future__ import annotations
 
+import logging
 import os
 import pickle
 import signal
@@ -28,6 +29,8 @@ from ..config import ConfigError
 from .messages import Failed, Ping, Pong, Ready, Start, StartFailed, Stop
 
 __all__ = ["Listener", "Supervisor", "Worker", "WorkerProcess"]
+
+log = logging.getLogger("minengine.cluster")
 
 SICK_S = 60.0  # a stopped process may be in somebody's debugger, for so long
 MAX_STARTS = 5
@@ -229,6 +232,7 @@ class Supervisor:
             worker.ping_s = now_s
         elif worker.state == "up" and now_s - worker.ping_s > self.worker_timeout_s:
             worker.state, worker.since_s = "sick", now_s
+            log.warning("worker %s (process %d) has not answered for %.1f s: its requests go on elsewhere", worker.name, worker.process.pid, self.worker_timeout_s)
             self._listener.worker_sick(worker)
         elif worker.state == "sick" and now_s - worker.since_s > SICK_S:
             worker.last_words = f"has not answered for {now_s - worker.ping_s:.0f} s"
@@ -260,6 +264,7 @@ class Supervisor:
             worker.ping_s = None
             if worker.state == "sick":
                 worker.state, worker.since_s = "up", self._clock()
+                log.warning("worker %s (process %d) answers again", worker.name, process.pid)
                 self._listener.worker_well(worker)
             if isinstance(message, Pong):
                 return
@@ -267,6 +272,8 @@ class Supervisor:
                 worker.last_words = message.message
             elif isinstance(message, Ready):
                 worker.state, worker.ready, worker.since_s = "up", message, self._clock()
+                if worker.restarts:
+                    log.warning("worker %s is up again, as process %d", worker.name, process.pid)
                 self._listener.worker_up(worker)
                 self._changed.notify_all()
             else:
@@ -285,6 +292,7 @@ class Supervisor:
             self._wake.set()
 
     def _down(self, worker: Worker, why: str, now_s: float) -> None:
+        pid = worker.process.pid if worker.process is not None else None
         worker.process, worker.ping_s = None, None
         worker.failures += 1
         if self._starting:
@@ -293,6 +301,7 @@ class Supervisor:
             self._changed.notify_all()
             return
         worker.state = "gone" if worker.failures > MAX_STARTS else "stopped"
+        log.warning("worker %s (process %s) %s; %s", worker.name, pid, why, "it is not started again" if worker.state == "gone" else "another is started")
         worker.start_at_s = now_s + min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 4 ** (worker.failures - 1))
         self._listener.worker_down(worker, why)
 

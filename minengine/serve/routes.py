@@ -50,7 +50,10 @@ class ModelList(BaseModel):
 
 
 class Health(BaseModel):
+    """`degraded`: some worker is not up; requests are answered by the others, or wait for it. `workers`: each one's state, where there are any."""
+
     status: str = "ok"
+    workers: dict[str, str] | None = None
 
 
 class Version(BaseModel):
@@ -111,14 +114,15 @@ def _card(server: ServerState) -> ModelCard:
     return ModelCard(id=server.model_name, created=int(server.started_s), root=server.model_name, max_model_len=server.engine.max_model_len)
 
 
-@router.get("/health")
-@router.get("/ping", include_in_schema=False)  # SageMaker's name for it
+@router.get("/health", response_model_exclude_none=True)
+@router.get("/ping", include_in_schema=False, response_model_exclude_none=True)  # SageMaker's name for it
 async def health(request: Request) -> Health:
     """200 while the server takes requests; 503 once it drains or its engine has ended. Waits for nothing, the engine least of all."""
     server = _server(request)
     server.check_serving()
     server.engine.check_health()
-    return Health()
+    states = {worker.name: worker.state for worker in server.engine.workers}
+    return Health(status="ok" if all(state == "up" for state in states.values()) else "degraded", workers=states or None)
 
 
 @router.get("/version")
