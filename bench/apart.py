@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, Sequence
 
 from minengine.workload.stats import median, percentile
 
@@ -40,22 +40,22 @@ COMMAND = "python -m bench.apart"
 
 
 def rows(bench: Bench, rounds: int = ROUNDS) -> list[Row]:
-    return _table(_measure(bench, rounds))
+    return _table(_measure(bench, rounds, list(CASES)))
 
 
-def _measure(bench: Bench, rounds: int) -> dict[str, Any]:
-    return bench.run(Variant("prefill and decode apart", "bench.apart:streams", {"rounds": rounds})).result
+def _measure(bench: Bench, rounds: int, cases: Sequence[str]) -> dict[str, Any]:
+    return bench.run(Variant("prefill and decode apart", "bench.apart:streams", {"rounds": rounds, "cases": cases})).result
 
 
 # --- in the child ------------------------------------------------------------------------------------------
 
 
-def streams(threads: int, rounds: int) -> dict[str, Any]:
+def streams(threads: int, rounds: int, cases: Sequence[str]) -> dict[str, Any]:
     """{"work": {case: (prefill, decode seconds of a request)}, "seen": {case: {system: {value: [one a round]}}}, "moved": {case: {what: [...]}}, ...}."""
     from minengine import Cluster
     from minengine.disagg.closed_loop import Load, run
 
-    loads = {case: Load(**how) for case, how in CASES.items()}
+    loads = {case: Load(**CASES[case]) for case in cases}
     work = _work(loads)
     seen: dict[str, Any] = {case: {name: {value: [] for value in VALUES} for name in SYSTEMS} for case in loads}
     moved: dict[str, Any] = {case: {what: [] for what in MOVED} for case in loads}
@@ -63,7 +63,7 @@ def streams(threads: int, rounds: int) -> dict[str, Any]:
         clusters = {name: stack.enter_context(Cluster(num_threads=threads, **{"max_num_batched_tokens": BUDGET, **OPTIONS, **how}))
                     for name, (how, _) in SYSTEMS.items()}
         for name, cluster in clusters.items():
-            for case in (next(iter(CASES)), "turns"):  # warm up, and make the sessions' histories known to the caches
+            for case in dict.fromkeys((cases[0], cases[-1])):  # warm up, and make the sessions' histories known to the caches
                 run(cluster, loads[case], warm_s=0, window_s=0, seed=-1)
         for turn in range(rounds):
             back = turn % 2 == 1
@@ -150,16 +150,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__.splitlines()[0])
     parser.add_argument("--threads", type=int, default=2, help="of each system in all (default: 2)")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"windows of each system and load (default: {ROUNDS})")
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES), metavar="CASE", help=f"of {', '.join(CASES)} (default: all), in this order")
     args = parser.parse_args()
     bench = Bench(args.threads)
-    result = _measure(bench, args.rounds)
+    result = _measure(bench, args.rounds, args.cases)
     from .table import render
 
     print(render(_table(result)))
     for name, workers in result["workers"].items():
         print(f"{name}: " + ", ".join(f"{role} ({threads} thread{'s' * (threads > 1)}{'; ' + how if how else ''})" for role, threads, how in workers))
     noise = [run.foreign_cores for run in bench.runs if run.foreign_cores is not None]
-    command = " ".join([COMMAND, *(f"--{name} {value}" for name, value in vars(args).items() if value != parser.get_default(name))])
+    command = " ".join([COMMAND, *(f"--{name} {' '.join(value) if isinstance(value, list) else value}" for name, value in vars(args).items()
+                                      if value != parser.get_default(name))])
     print(keep("apart", command, _kept(result, noise)).name)
 
 

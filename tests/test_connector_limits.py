@@ -84,6 +84,7 @@ def test_a_reservation_of_which_nothing_is_said_ends_with_the_time_of_a_lease(ad
         assert d.connector.resume("r", so_far(d, "r")) is False
         facts, = d.connector.take_facts()
         assert facts.outcome == "timeout" and "nobody has said within 30 s" in facts.error
+        p.until(lambda: p.connector.pushes._stopped, turn=False)  # the word takes its time
         assert p.connector.push_to("r", d.reserved.pop()[1]) is False  # it has been called off meanwhile
         p.clean(), d.clean()
 
