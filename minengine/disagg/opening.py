@@ -11,11 +11,12 @@ if TYPE_CHECKING:
 __all__ = ["open_connector"]
 
 
-def open_connector(engine: LLMEngine, agent: Agent | None = None, *, wake: Callable[[], None], **options: Any) -> WorkerConnector | None:
+def open_connector(engine: LLMEngine, agent: Agent | None = None, *, wake: Callable[[], None], fingerprint: str | None = None,
+                   **options: Any) -> WorkerConnector | None:
     """The connector of an engine that has tiers, or an agent; None: its pool is all there is. `engine.pool.events`, if set, tells of tiers too.
 
     Args:
-        wake: see `WorkerConnector`, as for `options`.
+        wake, fingerprint: see `WorkerConnector`, as for `options`; what the fingerprint costs, a read of all weights, is paid once.
 
     Raises:
         ConfigError: a tier's folder cannot be used.
@@ -27,5 +28,6 @@ def open_connector(engine: LLMEngine, agent: Agent | None = None, *, wake: Calla
     from .connector import WorkerConnector
 
     tier = open_stack(host_tier_bytes=args.host_tier_bytes, disk_tier_bytes=args.disk_tier_bytes, tier_path=args.tier_path, model=engine.model,
-                      kv_layout=engine.kv.kv_layout, kv_cache_dtype=engine.kv.kv_cache_dtype, storage=engine.kv.storage, events=engine.pool.events)
-    return WorkerConnector(engine, agent, tier=tier, wake=wake, **options)
+                      kv_layout=engine.kv.kv_layout, kv_cache_dtype=engine.kv.kv_cache_dtype, storage=engine.kv.storage, events=engine.pool.events,
+                      fingerprint=fingerprint)
+    return WorkerConnector(engine, agent, tier=tier, wake=wake, fingerprint=fingerprint, **options)
