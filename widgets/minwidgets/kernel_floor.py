@@ -17,7 +17,7 @@ from minengine.arithmetic import CARDS, DECODE_ROWS, GLM_5_3, Card, PathFloor, d
 from minengine.config import ConfigError
 
 from .modules import bundle, styles
-from .page_widget import PageWidget, within
+from .page_widget import PageWidget, between, within
 
 __all__ = ["KernelFloor"]
 
@@ -72,11 +72,8 @@ class KernelFloor(PageWidget):
 
     @traitlets.validate(*AMOUNTS)
     def _between(self, proposal: Any) -> float:
-        name, value = proposal["trait"].name, proposal["value"]
-        least, most = AMOUNTS[name]
-        if not least <= value <= most:
-            raise traitlets.TraitError(f"{name}={value}: use a number from {least:g} to {most:g}")
-        return value
+        name = proposal["trait"].name
+        return between(AMOUNTS[name], name, proposal["value"])
 
     @property
     def peaks(self) -> Card:

@@ -6,7 +6,7 @@ from typing import Any
 import anywidget
 import traitlets
 
-__all__ = ["VIEW_MIME", "PageWidget", "within"]
+__all__ = ["VIEW_MIME", "PageWidget", "between", "within"]
 
 VIEW_MIME = "application/vnd.jupyter.widget-view+json"
 
@@ -20,6 +20,18 @@ def within(limits: tuple[int, int], name: str, value: Any) -> int:
     least, most = limits
     if isinstance(value, bool) or not least <= value <= most:
         raise traitlets.TraitError(f"{name}={value}: use a whole number from {least} to {most}")
+    return value
+
+
+def between(limits: tuple[float, float], name: str, value: float) -> float:
+    """The value, if it is a number within `limits`.
+
+    Raises:
+        TraitError: it is not; the message names the trait and the limits.
+    """
+    least, most = limits
+    if not least <= value <= most:
+        raise traitlets.TraitError(f"{name}={value}: use a number from {least:g} to {most:g}")
     return value
 
 

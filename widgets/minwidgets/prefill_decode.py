@@ -20,7 +20,7 @@ from minengine.simulate.cost import StepCost
 from minengine.simulate.disagg import ADMISSIONS, AMOUNTS, COUNTS, TOKEN_BYTES
 
 from .modules import bundle, styles
-from .page_widget import PageWidget, within
+from .page_widget import PageWidget, between, within
 
 __all__ = ["PrefillDecode"]
 
@@ -74,11 +74,8 @@ class PrefillDecode(PageWidget):
 
     @traitlets.validate(*AMOUNTS)
     def _between(self, proposal: Any) -> float:
-        name, value = proposal["trait"].name, proposal["value"]
-        least, most = AMOUNTS[name]
-        if not least <= value <= most:
-            raise traitlets.TraitError(f"{name}={value}: use a number from {least:g} to {most:g}")
-        return value
+        name = proposal["trait"].name
+        return between(AMOUNTS[name], name, proposal["value"])
 
     def _settings(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.takes}
