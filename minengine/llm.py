@@ -5,16 +5,15 @@ import itertools
 from collections import deque
 from dataclasses import dataclass
 from threading import Event
-from typing import Any, Iterator, Mapping, Sequence
+from typing import Any, Iterator, Sequence
 
+from .calls import Chat, Prompt, one_each
 from .config import EngineArgs
 from .disagg.opening import open_connector
 from .engine import LLMEngine
 from .request import OutputKind, RequestError, RequestOutput, SamplingParams
 
 __all__ = ["CacheInfo", "LLM"]
-
-Prompt = str | Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,7 @@ class CacheInfo:
     kv_cache_dtype: str
 
 
-class LLM:
+class LLM(Chat):
     """A model with its engine, in this process.
 
     Args:
@@ -54,12 +53,7 @@ class LLM:
         Raises:
             RequestError: a prompt cannot be served; none of them is then run.
         """
-        if not isinstance(prompts, (str, Mapping, Sequence)):
-            raise RequestError(f"prompts: use a text, a dict or a list of them; got {prompts!r}")
-        many = [prompts] if isinstance(prompts, (str, Mapping)) else list(prompts)
-        params = list(sampling_params) if isinstance(sampling_params, (list, tuple)) else [sampling_params or SamplingParams()] * len(many)
-        if len(params) != len(many):
-            raise RequestError(f"sampling_params: {len(params)} given for {len(many)} prompts; give one, or one a prompt")
+        many, params = one_each(prompts, sampling_params)
         added: list[str] = []
         try:
             for prompt, p in zip(many, params):
@@ -106,19 +100,8 @@ class LLM:
         del self._inbox[request_id]
         self.llm_engine.abort_request(request_id)
 
-    def chat(self, messages: Sequence[Mapping[str, str]], sampling_params: SamplingParams | None = None) -> RequestOutput:
-        """Answer a conversation `[{"role": ..., "content": ...}, ...]` under the model's own chat template."""
-        return self.generate(self.chat_prompt(messages), sampling_params)[0]
-
-    def chat_prompt(self, messages: Sequence[Mapping[str, str]]) -> dict[str, Any]:
-        """The prompt that `chat` sends, for use with `stream`."""
-        tokenizer = self.get_tokenizer()
-        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True)
-        return {"prompt_token_ids": tokenizer.encode(text, add_special_tokens=False)}  # the template writes them itself
-
-    def get_tokenizer(self) -> Any:
-        if self.llm_engine.tokenizer is None:
-            raise RequestError("this model directory has no tokenizer.json; send prompt_token_ids")
+    @property
+    def _tokenizer(self) -> Any:
         return self.llm_engine.tokenizer
 
     def reset_prefix_cache(self) -> None:

@@ -6,8 +6,9 @@ import itertools
 from concurrent.futures import Future
 from queue import SimpleQueue
 from threading import Lock, Thread
-from typing import Any, Callable, Coroutine, Iterator, Mapping, Sequence, TypeVar
+from typing import Any, Callable, Coroutine, Iterator, Sequence, TypeVar
 
+from ..calls import Chat, Prompt, one_each
 from ..config import EngineArgs
 from ..request import CompletionOutput, RequestError, RequestOutput, SamplingParams
 from ..streams import EngineDead
@@ -16,12 +17,11 @@ from .plan import ClusterArgs
 
 __all__ = ["Cluster"]
 
-Prompt = str | Mapping[str, Any]
 T = TypeVar("T")
 CLUSTER_OPTIONS = tuple(ClusterArgs.__dataclass_fields__)
 
 
-class Cluster:
+class Cluster(Chat):
     """A model served by worker processes on this machine. Close it, or use it as a context manager; its processes end with this one in any case.
 
     Works in scripts, notebooks and inside a running asyncio loop: what is asynchronous has a thread of its own.
@@ -58,14 +58,10 @@ class Cluster:
             RequestError: a prompt cannot be served; the others are then given up.
             EngineDead: no worker is left.
         """
-        if not isinstance(prompts, (str, Mapping, Sequence)):
-            raise RequestError(f"prompts: use a text, a dict or a list of them; got {prompts!r}")
-        many = [prompts] if isinstance(prompts, (str, Mapping)) else list(prompts)
-        params = list(sampling_params) if isinstance(sampling_params, (list, tuple)) else [sampling_params or SamplingParams()] * len(many)
+        many, params = one_each(prompts, sampling_params)
         sessions = list(session_ids or [None] * len(many))
-        for name, given in (("sampling_params", params), ("session_ids", sessions)):
-            if len(given) != len(many):
-                raise RequestError(f"{name}: {len(given)} given for {len(many)} prompts; give one a prompt")
+        if len(sessions) != len(many):
+            raise RequestError(f"session_ids: {len(sessions)} given for {len(many)} prompts; give one a prompt")
         return self._wait(lambda: self._all(many, params, sessions))
 
     async def _all(self, prompts: list[Prompt], params: list[SamplingParams], sessions: list[str | None]) -> list[RequestOutput]:
@@ -109,19 +105,8 @@ class Cluster:
         finally:
             task.cancel()
 
-    def chat(self, messages: Sequence[Mapping[str, str]], sampling_params: SamplingParams | None = None) -> RequestOutput:
-        """Answer a conversation `[{"role": ..., "content": ...}, ...]` under the model's own chat template."""
-        return self.generate(self.chat_prompt(messages), sampling_params)[0]
-
-    def chat_prompt(self, messages: Sequence[Mapping[str, str]]) -> dict[str, Any]:
-        """The prompt that `chat` sends, for use with `stream`."""
-        tokenizer = self.get_tokenizer()
-        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True)
-        return {"prompt_token_ids": tokenizer.encode(text, add_special_tokens=False)}  # the template writes them itself
-
-    def get_tokenizer(self) -> Any:
-        if self.engine.tokenizer is None:
-            raise RequestError("this model directory has no tokenizer.json; send prompt_token_ids")
+    @property
+    def _tokenizer(self) -> Any:
         return self.engine.tokenizer
 
     # --- the workers ----------------------------------------------------------------------------------------------
