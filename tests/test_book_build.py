@@ -10,7 +10,7 @@ import pytest
 import yaml
 from small_book import HEADER
 
-from bookkit import assets
+from bookkit import assets, page_engine
 from bookkit.inputs import Inputs
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -175,8 +175,9 @@ def test_a_small_book_from_first_build_to_failing_chapter(tmp_path):
     (root / "constraints.txt").write_text("")
     (root / "minengine/simulate").mkdir(parents=True)
     (root / "minengine/__init__.py").write_text("size = 352\n")
-    for name in ("__init__", "answer", "timeline"):  # what pages may run
-        (root / f"minengine/simulate/{name}.py").touch()
+    (root / "minengine/simulate/__init__.py").touch()
+    for name in page_engine.ENTRIES:  # what pages may run
+        (root / name.replace(".", "/")).with_suffix(".py").touch()
     (root / "_toc.yml").write_text("format: jb-book\nroot: index\nchapters:\n- file: chapters/rows\n- file: chapters/plain\n")
     (root / "index.md").write_text("# Small\n\nA formula: $x^2$.\n")
     (root / "chapters").mkdir()

@@ -20,10 +20,13 @@ class Front:
         self.p, self.d, self.way, self.draw = p, d, way, draw
         self.where = {}  # by name: "reserved", "prefill", "decode", "done", "aborted"
         self.asked = {}
+        self.doomed = {}  # by name: the turns after which its caller gives up. Drawn once, so that slow transfers don't make everybody give up
 
     def begin(self, name):
         length, family = self.draw.choice(LENGTHS), self.draw.randrange(3)
         self.asked[name] = (length, family)
+        if self.draw.random() < 0.25:
+            self.doomed[name] = self.draw.randrange(40)
         ids = prompt(199, length, family)
         if self.way == "push":
             self.d.add(name, ids, source=Reserve(self.p.connector.facts))
@@ -56,12 +59,16 @@ class Front:
         for name in [name for name, at in self.where.items() if at == "decode" and d.finished(name)]:
             self.where[name] = "done"
 
-    def abort(self, name):
-        if self.where[name] not in ("done", "aborted"):
-            self.where[name] = "aborted"
-            self.p.connector.release(name)
-            self.p.engine.abort_request(name)
-            self.d.engine.abort_request(name)
+    def give_up(self):
+        """Of the doomed, whose turns are over."""
+        for name in self.busy:
+            if name in self.doomed:
+                self.doomed[name] -= 1
+                if self.doomed[name] < 0:
+                    self.where[name] = "aborted"
+                    self.p.connector.release(name)
+                    self.p.engine.abort_request(name)
+                    self.d.engine.abort_request(name)
 
     @property
     def busy(self):
@@ -85,8 +92,7 @@ def test_random_faults_lose_no_block_and_no_token(way, admission, seed):
                 gate.shut = gate.shut if draw.random() < 0.8 else {"READ", "WRITE"} if draw.random() < 0.3 else set()
                 gate.fail = gate.fail if draw.random() < 0.8 else {"READ", "WRITE"} if draw.random() < 0.15 else set()
                 gate.lost = way == "pull" and draw.random() < 0.1
-            if front.busy and draw.random() < 0.03:
-                front.abort(draw.choice(front.busy))
+            front.give_up()
         for worker in (p, d):
             worker.agent.shut, worker.agent.fail, worker.agent.lost = set(), set(), False
         p.clean(), d.clean()

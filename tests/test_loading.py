@@ -248,7 +248,7 @@ class Machine(RuleBasedStateMachine):
                 self.begin()
                 if not self.step.num_tokens:
                     self.end()
-            elif not (self.s.held or self.connector.stores):
+            elif not (self.s.held or self.connector.stores or self.connector.cancelled):
                 break
             self.whole()
         assert all(r.finished for r in self.requests), [r for r in self.requests if not r.finished]

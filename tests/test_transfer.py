@@ -1,5 +1,4 @@
 """Real transfers between two processes, by both agents: what arrives is compared byte by byte, and every way to fail is tried on a live peer."""
-import logging
 import os
 import subprocess
 import sys
@@ -229,6 +228,7 @@ def test_nixl_leaves_the_logging_of_others_alone():
         logging.getLogger("mine").info("after")
         assert logging.raiseExceptions
         import os; assert "NIXL_LOG_LEVEL" not in os.environ
+        assert logging.getLogger("nixl").level >= logging.WARNING
         log.flush(); handler.flush()
     """
     import tempfile
@@ -241,4 +241,3 @@ def test_nixl_leaves_the_logging_of_others_alone():
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
         root, mine = (open(file).read() for file in files)
         assert "before" in mine and "after" in mine and "mine after" in root and "Initialized" not in root
-    assert logging.getLogger("nixl").level >= logging.WARNING
