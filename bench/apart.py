@@ -44,7 +44,7 @@ def rows(bench: Bench, rounds: int = ROUNDS) -> list[Row]:
 
 
 def _measure(bench: Bench, rounds: int, cases: Sequence[str]) -> dict[str, Any]:
-    return bench.run(Variant("prefill and decode apart", "bench.apart:streams", {"rounds": rounds, "cases": cases})).result
+    return bench.run(Variant("prefill and decode apart", "bench.apart:streams", {"rounds": rounds, "cases": cases}, limit_s=3600)).result
 
 
 # --- in the child ------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from .keep import keep, measurement
 from .table import Row, at_most, figure, ratio
 
 BUDGETS, CAP = (128, 256, 512, 1024), 256
-REQUESTS, ROUNDS = 32, 3
+REQUESTS, ROUNDS = 64, 3
 SETTINGS = {**{f"{admission}-{budget}": (budget, admission, 0) for budget in BUDGETS for admission in ("poll", "event")},
             **{f"{admission}-{BUDGETS[-1]}-cap-{CAP}": (BUDGETS[-1], admission, CAP) for admission in ("poll", "event")}}
 PARTS = ("ask", "retrieve", "poll", "hand-off", "admit")

@@ -23,7 +23,6 @@ __all__ = ["Bench", "BenchError", "Run", "Variant", "host_facts"]
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "bench" / "out"
-VARIANT_LIMIT_S = 900
 
 
 class BenchError(RuntimeError):
@@ -37,6 +36,7 @@ class Variant:
     options: Mapping[str, Any] = field(default_factory=dict)  # keyword arguments of the function
     python: str = sys.executable
     env: Mapping[str, str] = field(default_factory=dict)
+    limit_s: float = 900.0  # what it may take
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Bench:
     def run(self, variant: Variant) -> Run:
         """
         Raises:
-            BenchError: the process failed or ran longer than 15 minutes.
+            BenchError: the process failed or ran longer than its limit.
         """
         with tempfile.TemporaryDirectory() as folder:
             answer, printed = Path(folder) / "result.json", Path(folder) / "printed"
@@ -88,7 +88,7 @@ class Bench:
             with open(printed, "wb") as sink:
                 child = subprocess.Popen([variant.python, "-m", "bench.child", json.dumps(spec)], cwd=ROOT, env=env, stdin=subprocess.DEVNULL,
                                          stdout=sink, stderr=subprocess.STDOUT)
-                alarm = threading.Timer(VARIANT_LIMIT_S, child.kill)
+                alarm = threading.Timer(variant.limit_s, child.kill)
                 alarm.start()
                 _, status, usage = os.wait4(child.pid, 0)
                 alarm.cancel()

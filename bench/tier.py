@@ -86,7 +86,8 @@ class _Pools:
                        "in place": TierStack([self.host], whole)}
         self.nbytes = geometry.nbytes * TOKENS // BLOCK_SIZE
         self.bytes_of, self.whole = bytes_of, whole
-        self.connector = WorkerConnector(self.engine, tier=self.stacks["host"])
+        self.woken = threading.Event()
+        self.connector = WorkerConnector(self.engine, tier=self.stacks["host"], wake=self.woken.set)
 
     def move(self, kind: str, way: str, hashes: list[bytes], block_ids: list[int]) -> float:
         """Milliseconds from the call to the last block."""
@@ -107,6 +108,9 @@ class _Pools:
         request = self.engine.add_request(name, ids, SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True))
         outputs = []
         while not outputs:
+            if self.engine.idle and not self.woken.wait(LIMIT_S):  # as a server does: a loop that looks all the time takes the interpreter from those that load
+                raise RuntimeError(f"{request} still waits after {LIMIT_S:.0f} s")
+            self.woken.clear()
             self.connector.poll()
             outputs = self.engine.step()
         out = outputs[0]
