@@ -2,7 +2,8 @@
 
     python -m minengine.disagg.worker FD PARENT_PID        started by supervise.py, by nobody else
 
-    reading thread    messages into the inbox; answers pings itself, so that a long step is no silence; the front's end is the worker's
+    reading thread    messages into the inbox; answers pings itself, so that a long step is no silence; the front's end is the worker's.
+                      With load_admission="event" it acts on what concerns requests and peers itself, also while a step is computed
     main thread       between two steps takes the inbox; steps while there is work, sleeps while there is none; one Report a step
     compiling thread  grammars, for requests that wait for theirs (started by the first)
 """
@@ -19,7 +20,7 @@ from dataclasses import asdict
 from functools import partial
 from multiprocessing.connection import Connection
 from queue import Empty, SimpleQueue
-from threading import Lock, Thread
+from threading import Lock, RLock, Thread
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..config import ConfigError
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["WorkerLoop", "main"]
 
 PR_SET_PDEATHSIG = 1
+AT_ONCE = (AddRequest, Abort, Resumed, Release, Renew, Connect, Disconnect)  # all that must keep their order among each other
 
 
 class WorkerLoop:
@@ -47,6 +49,8 @@ class WorkerLoop:
         self.engine: LLMEngine | None = None
         self.events = EventLog()
         self.stopping = False
+        self._at_once = False  # messages of these kinds do not wait for the end of a step
+        self._acting = RLock()  # for whoever acts on a message or reports: what a step has done is told before it is changed
         self.connector: WorkerConnector | None = None
         self._agent: Agent | None = None
         self._told: WorkerStats | None = None
@@ -62,15 +66,23 @@ class WorkerLoop:
 
     def read(self) -> None:
         """The reading thread."""
-        try:
-            while True:
+        while True:
+            try:
                 message = self._connection.recv()
                 if isinstance(message, Ping):
                     self.send(Pong(message.number))
-                else:
-                    self.inbox.put(message)
-        except (EOFError, OSError):
-            os._exit(0)  # the front has ended, and whatever is under way here is for nobody
+                    continue
+            except (EOFError, OSError):
+                os._exit(0)  # the front has ended, and whatever is under way here is for nobody
+            if not self._at_once or not isinstance(message, AT_ONCE):
+                self.inbox.put(message)
+                continue
+            try:
+                self._handle(message)
+            except BaseException as error:
+                self.inbox.put(error)  # the main thread ends with it
+                raise
+            self.wake()
 
     def wake(self) -> None:
         """Let the main thread look again; for any thread."""
@@ -101,6 +113,7 @@ class WorkerLoop:
         fingerprint = model_fingerprint(engine.model)
         self.connector = open_connector(engine, self._agent, wake=self.wake, fingerprint=fingerprint,
                                         on_reserved=lambda key, target: self.send(Reserved(key, target)))
+        self._at_once = args.load_admission == "event"
         return Ready(pid=os.getpid(), config=engine.config, fingerprint=fingerprint, max_model_len=engine.max_model_len,
                      num_threads=torch.get_num_threads(), num_blocks=engine.pool.num_blocks, layout=engine.kv.kv_layout,
                      kv_cache_dtype=engine.kv.kv_cache_dtype, facts=self.connector.facts if self._agent is not None else None,
@@ -130,9 +143,15 @@ class WorkerLoop:
             pass
 
     def _handle(self, message: Any) -> None:
+        with self._acting:
+            self._act_on(message)
+
+    def _act_on(self, message: Any) -> None:
         match message:
             case None:
                 pass
+            case BaseException():
+                raise message
             case AddRequest():
                 self._add(message)
             case Abort(key):
@@ -211,6 +230,10 @@ class WorkerLoop:
     # --- what is told -------------------------------------------------------------------------------------------
 
     def _report(self, outputs: list[RequestOutput]) -> None:
+        with self._acting:
+            self._tell(outputs)
+
+    def _tell(self, outputs: list[RequestOutput]) -> None:
         held = [self._held(output.request_id) for output in outputs if self.engine.held(output.request_id) is not None]
         stats, events = self._stats(), self.events.take()
         if outputs or events or stats != self._told:
