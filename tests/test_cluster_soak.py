@@ -61,13 +61,12 @@ async def one_round(cluster, answers, rng, number):
     await until_quiet(cluster, 120)
 
 
-def soak(model, rounds, seed, kv_transfer):
+def soak(model, rounds, seed, kv_transfer, load_admission):
     answers = [out.outputs[0].token_ids for out in alone(model, PROMPTS, greedy(LENGTH))]
     rng = random.Random(seed)
 
     async def main():
-        with running(model, cluster={"prefill": 1, "decode": 2, "worker_timeout_s": 1.0}, kv_transfer=kv_transfer,
-                     load_admission=rng.choice(["poll", "event"])) as cluster:
+        with running(model, cluster={"prefill": 1, "decode": 2, "worker_timeout_s": 1.0}, kv_transfer=kv_transfer, load_admission=load_admission) as cluster:
             for number in range(rounds):
                 with cluster._lock:
                     for worker in cluster._workers.values():
@@ -76,12 +75,13 @@ def soak(model, rounds, seed, kv_transfer):
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("kv_transfer", ["pull", "push_layers"])
-def test_a_few_rounds(tiny, kv_transfer):  # noqa: F811
-    soak(tiny["llama"], 4, 1, kv_transfer)
+@pytest.mark.parametrize("kv_transfer, load_admission", [("pull", "poll"), ("push_layers", "event")])
+def test_a_few_rounds(tiny, kv_transfer, load_admission):  # noqa: F811
+    soak(tiny["llama"], 4, 1, kv_transfer, load_admission)
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("kind, kv_transfer", [("llama", "pull"), ("glm", "push_layers")])
-def test_five_hundred_rounds(tiny, kind, kv_transfer):  # noqa: F811
-    soak(tiny[kind], 250, 2, kv_transfer)
+@pytest.mark.parametrize("kind, kv_transfer, load_admission", [
+    ("llama", "pull", "poll"), ("llama", "push_layers", "event"), ("glm", "pull", "event"), ("glm", "push_layers", "poll")])
+def test_five_hundred_rounds(tiny, kind, kv_transfer, load_admission):  # noqa: F811
+    soak(tiny[kind], 125, 2, kv_transfer, load_admission)
