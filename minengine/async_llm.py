@@ -19,6 +19,7 @@ from typing import Any
 from .config import EngineArgs
 from .disagg.opening import open_connector
 from .engine import LLMEngine
+from .parallel.opening import open_engine
 from .prompt import Prompt
 from .request import OutputKind, RequestError, SamplingParams
 from .streams import AsyncFront, EngineDead, EngineDraining, EngineOverloaded, EngineStats
@@ -48,7 +49,7 @@ class AsyncLLM(AsyncFront):
 
     @classmethod
     def from_engine_args(cls, args: EngineArgs, **options: Any) -> "AsyncLLM":
-        return cls(LLMEngine(args), **options)
+        return cls(open_engine(args), **options)
 
     def stats(self) -> EngineStats:
         """Read without waiting for the engine: a count may be one step old."""
@@ -63,6 +64,7 @@ class AsyncLLM(AsyncFront):
         self._draining = True
         self._commands.put(self._stop)
         await asyncio.to_thread(self._thread.join)
+        await asyncio.to_thread(self.engine.close)
 
     # --- on the loop's thread -----------------------------------------------------------------------------------
 
@@ -80,10 +82,10 @@ class AsyncLLM(AsyncFront):
         self._commands.put(lambda: self._abort(request_id))
 
     def _num_running(self) -> int:
-        return len(self.engine.scheduler.running)
+        return self.engine.num_running
 
     def _num_waiting(self) -> int:
-        return len(self.engine.scheduler.waiting) + self._commands.qsize() + self._num_preparing
+        return self.engine.num_waiting + self._commands.qsize() + self._num_preparing
 
     # --- the engine's thread ----------------------------------------------------------------------------------
 

@@ -6,7 +6,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, fields
-from typing import Any, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
+
+if TYPE_CHECKING:
+    from .arithmetic.copies import Topology
 
 __all__ = ["ConfigError", "EngineArgs", "GlmConfig", "LlamaConfig", "ModelConfig", "cache_fields", "head_parts", "model_config"]
 
@@ -300,6 +303,9 @@ class EngineArgs:
 
     `num_gpu_blocks_override` (also on a CPU) or `kv_cache_memory_bytes` sets the pool; with neither the
     pool holds `max_num_seqs` requests of `max_model_len` tokens, capped at `kv_cache_memory_bytes`' default.
+
+    `topology` names the ranks in one word: TP4, TEP4, DEP4, TP4+DCP2. The four fields after it say the same in vLLM's words; either is
+    enough. Everything else is then a rank's: its pool, its `max_num_seqs` under data parallelism.
     """
 
     model: str = "smollm2"
@@ -325,6 +331,11 @@ class EngineArgs:
     host_tier_bytes: int = 0  # 0: no tier in host memory
     disk_tier_bytes: int = 0  # 0: no tier on disk
     tier_path: str | None = None  # folder of the tiers' files; None: one of this user's own
+    topology: str | None = None  # None: what the next four come to; with them all at their defaults, one rank
+    tensor_parallel_size: int = 1  # ranks that split attention by heads
+    data_parallel_size: int = 1  # ranks that run attention for different requests
+    enable_expert_parallel: bool = False  # whole experts on different ranks
+    decode_context_parallel_size: int = 1  # of the tensor-parallel ranks, those that split the cached sequence
     num_threads: int | None = None
     seed: int = 0
 
@@ -365,6 +376,53 @@ class EngineArgs:
         demand(self.tier_path is None or self.host_tier_bytes + self.disk_tier_bytes > 0, "tier_path",
                "is for tiers, and none has a size; use host_tier_bytes or disk_tier_bytes, or leave it out")
         demand(self.num_threads is None or self.num_threads >= 1, "num_threads", "use at least 1")
+        for name in ("tensor_parallel_size", "data_parallel_size", "decode_context_parallel_size"):
+            demand(getattr(self, name) >= 1, name, "use at least 1")
+        if (self.topology, *self._sizes()) != (None, 1, 1, False, 1):
+            self._check_ranks(demand)
+
+    def _sizes(self) -> tuple[int, int, bool, int]:
+        return self.tensor_parallel_size, self.data_parallel_size, self.enable_expert_parallel, self.decode_context_parallel_size
+
+    def _check_ranks(self, demand: Callable[[bool, str, str], None]) -> None:
+        tensor, data, experts, context = self._sizes()
+        demand(isinstance(experts, bool), "enable_expert_parallel", "use True or False")
+        if self.topology is not None:
+            demand(isinstance(self.topology, str), "topology", "use a name, for example TP4, DEP8 or TP8+DCP4")
+            shape = self.ranks
+            named = {"tensor_parallel_size": (shape.tensor, 1), "data_parallel_size": (shape.data, 1),
+                     "enable_expert_parallel": (shape.experts > 1, False), "decode_context_parallel_size": (shape.context, 1)}
+            for name, (value, default) in named.items():
+                demand(getattr(self, name) in (value, default), name, f"topology='{self.topology}' says {value}; leave one of the two out")
+        else:
+            demand(tensor == 1 or data == 1, "data_parallel_size", f"beside tensor_parallel_size={tensor}: a group has one or the other; leave one out")
+            demand(data == 1 or experts, "data_parallel_size",
+                   "its ranks share nothing but experts; use enable_expert_parallel=True, or engines of their own (decode workers)")
+            demand(not experts or tensor * data > 1, "enable_expert_parallel", "there is one rank; use tensor_parallel_size or data_parallel_size above 1")
+            demand(tensor % context == 0, "decode_context_parallel_size", f"must divide tensor_parallel_size, which is {tensor}")
+            demand(data == 1 or context == 1, "decode_context_parallel_size", "splits what tensor-parallel ranks repeat; use tensor_parallel_size")
+        shape = self.ranks
+        if shape.gpus == 1:
+            return
+        field = "topology" if self.topology is not None else "decode_context_parallel_size"
+        demand(self.block_size % shape.context == 0, field, f"{shape.context} ranks cannot split block_size={self.block_size}; use a power of two up to it")
+        for name in ("host_tier_bytes", "disk_tier_bytes"):
+            demand(not getattr(self, name), name, f"tiers keep what one rank computes, and {shape.name} has {shape.gpus}; leave one of the two out")
+
+    @property
+    def ranks(self) -> Topology:
+        """The ranks of this engine, however they were named; TP1: one.
+
+        Raises:
+            ConfigError: a `topology` that cannot be read.
+        """
+        from .arithmetic.copies import topology
+
+        if self.topology is not None:
+            return topology(self.topology)
+        tensor, data, experts, context = self._sizes()
+        kind = f"DEP{data}" if data > 1 else f"{'TEP' if experts else 'TP'}{tensor}"
+        return topology(f"{kind}+DCP{context}" if context > 1 else kind)
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any], others: Sequence[str] = ()) -> "EngineArgs":

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from random import Random
 from threading import RLock
-from typing import Any, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
 
 import torch
 
@@ -23,6 +23,9 @@ from .prompt import Prompt, read_prompt
 from .request import OutputKind, Request, RequestError, RequestOutput, Resume, SamplingParams, given_params
 from .runner import ModelRunner, StepTimes
 from .schedule import Scheduler
+
+if TYPE_CHECKING:
+    from .parallel.comm import Parallel
 
 __all__ = ["LLMEngine", "Prompt"]
 
@@ -40,29 +43,36 @@ class LLMEngine:
         clock: seconds; the same one in all processes whose timelines are compared.
         connector: brings the blocks of requests from elsewhere and takes copies of them.
         storage: the cache's bytes, as `KVCache` takes them.
+        parallel: this rank's place among several (see `parallel.opening.open_engine`); None: there is one.
     """
 
     def __init__(self, args: EngineArgs, *, model: Any = None, tokenizer: Any = None, clock: Callable[[], float] = time.perf_counter,
-                 connector: KVConnector | None = None, storage: Any = None) -> None:
-        if args.num_threads:
-            torch.set_num_threads(args.num_threads)
+                 connector: KVConnector | None = None, storage: Any = None, parallel: Parallel | None = None) -> None:
+        if parallel is None:
+            if args.ranks.gpus > 1:
+                raise ConfigError(f"topology: an LLMEngine is one rank and {args.ranks.name} has {args.ranks.gpus}; use LLM, or parallel.opening.open_engine")
+            if args.num_threads:
+                torch.set_num_threads(args.num_threads)
         self.args = args
         self.clock = clock
-        device = _device(args.device)
+        self.parallel = parallel
+        device = _device(args.device) if parallel is None else parallel.device
         if model is None:
             from .model.decoder import load_model
             from .tokenizer import load_tokenizer
 
-            model = load_model(args.model, dtype=_dtype(args.dtype, device), device=device)
+            model = load_model(args.model, dtype=_dtype(args.dtype, device), device=device, parallel=parallel)
             tokenizer = load_tokenizer(args.model)
         self.model, self.tokenizer = model, tokenizer
         self.config: ModelConfig = self.model.config
         kv_cache_dtype = str(self.model.dtype).removeprefix("torch.") if args.kv_cache_dtype == "auto" else args.kv_cache_dtype
-        self.cuda_graphs = device.type == "cuda" and not args.enforce_eager
-        num_blocks, self.max_model_len = _size_pool(args, self.config, kv_cache_dtype)
+        self.cuda_graphs = device.type == "cuda" and not args.enforce_eager and parallel is None
+        here = self.config if parallel is None else parallel.ranks.local(self.config)
+        rows = args.block_size // args.ranks.context  # of a block that are on this rank
+        num_blocks, self.max_model_len = _size_pool(args, here, kv_cache_dtype, rows)
         # A CUDA graph runs at a fixed batch width; its empty places write to a block of their own at the end.
         try:
-            self.kv = KVCache(self.config, kv_cache_dtype, args.kv_cache_layout, num_blocks + self.cuda_graphs, args.block_size, device,
+            self.kv = KVCache(here, kv_cache_dtype, args.kv_cache_layout, num_blocks + self.cuda_graphs, rows, device,
                               self.model.dtype, _attention_backend(args.attention_backend, device, kv_cache_dtype), storage)
         except RuntimeError as error:  # torch's word for "out of memory", on a CPU and on CUDA
             raise ConfigError(f"kv_cache_memory_bytes: a pool of {num_blocks} blocks does not fit this machine's memory ({error}); ask for less") from error
@@ -70,8 +80,7 @@ class LLMEngine:
         self.scheduler = Scheduler(self.pool, max_num_batched_tokens=args.max_num_batched_tokens, max_num_seqs=args.max_num_seqs,
                                    long_prefill_token_threshold=args.long_prefill_token_threshold, connector=connector,
                                    load_admission=args.load_admission, kv_load_failure_policy=args.kv_load_failure_policy)
-        self.runner = ModelRunner(self.model, self.kv, cuda_graphs=self.cuda_graphs, max_num_seqs=args.max_num_seqs,
-                                  max_model_len=self.max_model_len)
+        self.runner = self._open_runner()
         self.grammars = GrammarBackend(tokenizer, self.config.vocab_size, self.config.eos_token_ids)
         self.requests: dict[str, Request] = {}  # unfinished ones, held ones too
         self.lock = RLock()
@@ -79,6 +88,12 @@ class LLMEngine:
         self._computing: frozenset[Request] | set[Request] = frozenset()  # whose rows and tokens the model is working on
         self._aborted: list[Request] = []  # of these, to be ended once it is done
         self._seeds = Random(args.seed)  # for requests that bring none
+
+    def _open_runner(self) -> ModelRunner:
+        return ModelRunner(self.model, self.kv, cuda_graphs=self.cuda_graphs, max_num_seqs=self.args.max_num_seqs, max_model_len=self.max_model_len)
+
+    def close(self) -> None:
+        """End what the engine has started outside this process: on one rank, nothing."""
 
     # --- requests -------------------------------------------------------------------------------------------
 
@@ -99,6 +114,21 @@ class LLMEngine:
         Raises:
             RequestError: the request can never be served; nothing was queued.
         """
+        request = self._new_request(request_id, prompt, params, cache_salt, output_kind, arrival_s, seed, resume, hold, source)
+        if self.tokenizer is not None and (output_kind is not OutputKind.FINAL_ONLY or request.params.stop):
+            request.detokenizer = self.tokenizer.stream_decoder()
+        if request.params.structured_outputs is not None:
+            request.grammar = self.grammars.matcher(request.params.structured_outputs)
+        self._replay(request)
+        with self.lock:
+            self._refuse_known(request_id)
+            self.scheduler.add(request)
+            self.requests[request_id] = request
+            self.idle = False
+        return request
+
+    def _new_request(self, request_id: str, prompt: Any, params: SamplingParams | None, cache_salt: str | None, output_kind: OutputKind,
+                     arrival_s: float | None, seed: int | None, resume: Resume | None = None, hold: bool = False, source: Any = None) -> Request:
         text, ids, salt = prompt if isinstance(prompt, Prompt) else self.read_prompt(prompt)
         salt = salt if cache_salt is None else cache_salt
         if salt is not None and not isinstance(salt, str):
@@ -106,22 +136,14 @@ class LLMEngine:
         params = given_params(params)
         if params.stop and self.tokenizer is None:
             raise RequestError("stop: this model has no tokenizer, so stop strings cannot be seen; use stop_token_ids")
-        request = Request(request_id, ids, params, max_model_len=self.max_model_len,
-                          eos_token_ids=self.config.eos_token_ids, arrival_s=self.clock() if arrival_s is None else arrival_s,
-                          cache_salt=salt, prompt=text, output_kind=output_kind, seed=self._seeds.getrandbits(64) if seed is None else seed,
-                          resume=resume, hold=hold, source=source)
-        if self.tokenizer is not None and (output_kind is not OutputKind.FINAL_ONLY or params.stop):
-            request.detokenizer = self.tokenizer.stream_decoder()
-        if params.structured_outputs is not None:
-            request.grammar = self.grammars.matcher(params.structured_outputs)
-        self._replay(request)
-        with self.lock:
-            if request_id in self.requests:
-                raise RequestError(f"request_id={request_id!r}: is in use by an unfinished request; choose another")
-            self.scheduler.add(request)
-            self.requests[request_id] = request
-            self.idle = False
-        return request
+        return Request(request_id, ids, params, max_model_len=self.max_model_len,
+                       eos_token_ids=self.config.eos_token_ids, arrival_s=self.clock() if arrival_s is None else arrival_s,
+                       cache_salt=salt, prompt=text, output_kind=output_kind, seed=self._seeds.getrandbits(64) if seed is None else seed,
+                       resume=resume, hold=hold, source=source)
+
+    def _refuse_known(self, request_id: str) -> None:
+        if request_id in self.requests:
+            raise RequestError(f"request_id={request_id!r}: is in use by an unfinished request; choose another")
 
     def resume_request(self, request_id: str, resume: Resume) -> None:
         """The output of a request that was added without, because its rows began to come before there was any. Before `landed`; if it is not
@@ -312,8 +334,21 @@ class LLMEngine:
     def times(self) -> StepTimes:
         return self.runner.times
 
+    @property
+    def num_running(self) -> int:
+        return len(self.scheduler.running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests in the queue."""
+        return len(self.scheduler.waiting)
+
     def reset_prefix_cache(self) -> None:
         self.pool.reset_prefix_cache()
+
+    def zero_kv_cache(self) -> None:
+        """Overwrite every cached row with zeros; the prefix cache goes on serving them."""
+        self.kv.zero_()
 
 
 def _may_jump(request: Request) -> bool:
@@ -359,9 +394,9 @@ def _dtype(name: str, device: torch.device) -> str:
     return "float32" if device.type == "cpu" else "bfloat16"
 
 
-def _size_pool(args: EngineArgs, config: ModelConfig, kv_cache_dtype: str) -> tuple[int, int]:
-    """Blocks in the pool, and the longest sequence this engine takes."""
-    block_bytes = cache_layout(config, kv_cache_dtype, args.kv_cache_layout, 1, args.block_size).nbytes
+def _size_pool(args: EngineArgs, config: ModelConfig, kv_cache_dtype: str, rows: int) -> tuple[int, int]:
+    """Blocks in the pool, and the longest sequence this engine takes; `rows` of a block are on this rank."""
+    block_bytes = cache_layout(config, kv_cache_dtype, args.kv_cache_layout, 1, rows).nbytes
     longest = args.max_model_len or config.max_position_embeddings
     if longest > config.max_position_embeddings:
         raise ConfigError(f"max_model_len={longest}: the model's positions end at {config.max_position_embeddings}")

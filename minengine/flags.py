@@ -33,7 +33,12 @@ ENGINE_HELP = {
     "host_tier_bytes": "size of the cache tier in host memory; 0 for none",
     "disk_tier_bytes": "size of the cache tier on disk; 0 for none",
     "tier_path": "folder of the tiers (default: one of this user's own)",
-    "num_threads": "CPU threads of torch (default: torch's choice)",
+    "topology": "several ranks as one engine: TP4, TEP4, DEP4, TP4+DCP2 (default: what the next four come to)",
+    "tensor_parallel_size": "ranks that split attention by heads",
+    "data_parallel_size": "ranks that run attention for different requests; with --enable-expert-parallel",
+    "enable_expert_parallel": "spread whole experts over the ranks",
+    "decode_context_parallel_size": "of the tensor-parallel ranks, those that split the cached sequence",
+    "num_threads": "CPU threads of torch, all ranks together (default: torch's choice)",
 }
 
 

@@ -10,7 +10,7 @@ from typing import Any, Iterator, Sequence
 from .calls import Chat, Prompt, one_each
 from .config import EngineArgs
 from .disagg.opening import open_connector
-from .engine import LLMEngine
+from .parallel.opening import open_engine
 from .request import OutputKind, RequestError, RequestOutput, SamplingParams
 
 __all__ = ["CacheInfo", "LLM"]
@@ -30,7 +30,7 @@ class CacheInfo:
 
 
 class LLM(Chat):
-    """A model with its engine, in this process.
+    """A model with its engine, in this process; with `topology`, rank 0 is, and the other ranks are processes that end with it.
 
     Args:
         model: "smollm2", "glm-mini", or a local Hugging Face directory.
@@ -38,7 +38,7 @@ class LLM(Chat):
     """
 
     def __init__(self, model: str = "smollm2", **options: Any) -> None:
-        self.llm_engine = LLMEngine(EngineArgs.from_options({"model": model, **options}))
+        self.llm_engine = open_engine(EngineArgs.from_options({"model": model, **options}))
         self._woken = Event()
         self._connector = open_connector(self.llm_engine, wake=self._woken.set)
         self._ids = itertools.count()
@@ -114,10 +114,15 @@ class LLM(Chat):
         An experiment, not a service: what the model still answers after it was not in the cache. `reset_prefix_cache`
         makes the rows count again.
         """
-        self.llm_engine.kv.zero_()
+        self.llm_engine.zero_kv_cache()
+
+    def close(self) -> None:
+        """End the other ranks now; without `topology` there are none. The engine serves no more."""
+        self.llm_engine.close()
 
     @property
     def kv_cache(self) -> CacheInfo:
+        """The pool; with `topology`, that of rank 0."""
         engine = self.llm_engine
-        return CacheInfo(engine.pool.num_blocks, engine.pool.num_free_blocks, engine.pool.num_cached_blocks, engine.kv.block_size,
+        return CacheInfo(engine.pool.num_blocks, engine.pool.num_free_blocks, engine.pool.num_cached_blocks, engine.pool.block_size,
                          engine.kv.nbytes, engine.kv.layout, engine.kv.kv_cache_dtype)

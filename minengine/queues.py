@@ -52,13 +52,20 @@ class Queues:
         Raises:
             RequestError: its prompt can never fit the pool.
         """
+        self.check_fits(request)
+        self._hands_over |= request.hold
+        self.waiting.append(request)
+        self._start_loads()
+
+    def check_fits(self, request: Request) -> None:
+        """
+        Raises:
+            RequestError: its prompt can never fit the pool.
+        """
         need = self.pool.blocks_for(request.num_tokens)
         if need > self.pool.num_blocks:
             raise RequestError(f"prompt: {request.num_tokens} tokens need {need} blocks of {self.pool.block_size} and the pool has "
                                f"{self.pool.num_blocks}; shorten the prompt or enlarge the pool (kv_cache_memory_bytes)")
-        self._hands_over |= request.hold
-        self.waiting.append(request)
-        self._start_loads()
 
     def abort(self, request: Request) -> None:
         """Take a request out, wherever it stands, and give its blocks back. Twice is harmless. If it runs, call between steps."""

@@ -34,9 +34,13 @@ class StepTimes:
 
 
 class ModelRunner:
-    def __init__(self, model, kv: KVCache, *, cuda_graphs: bool = False, max_num_seqs: int = 1, max_model_len: int = 1) -> None:
+    """`block_size`: tokens of a block, where the cache keeps only some of their rows; None: all."""
+
+    def __init__(self, model, kv: KVCache, *, cuda_graphs: bool = False, max_num_seqs: int = 1, max_model_len: int = 1,
+                 block_size: int | None = None) -> None:
         self.model = model
         self.kv = kv
+        self.block_size = block_size or kv.block_size
         self.device = kv.device
         self.times = StepTimes()
         self.on_layer: Callable[[int, Batch], None] | None = None  # after each layer of a step with prefills; its rows are in the cache
@@ -58,9 +62,7 @@ class ModelRunner:
         if self.graphs is not None and not step.prefills and step.decodes:
             logits = self.graphs.run(batch)
         else:
-            batch = self.to_device(batch)
-            hidden = self.model.forward(batch, self.kv, self.on_layer)  # (T, hidden)
-            logits = self.model.logits(hidden[batch.logits_indices]) if batch.logits_indices.numel() else None  # (S, vocab)
+            logits = self.forward(batch)
         computed = clock()
         tokens = [] if logits is None else sample(logits, step.sampled())
         times.prepare_s += prepared - start
@@ -68,9 +70,15 @@ class ModelRunner:
         times.sample_s += clock() - computed
         return tokens
 
+    def forward(self, batch: Batch) -> Tensor | None:
+        """A batch of CPU tensors through the model: logits (S, vocab) of the tokens that are sampled; None if none is."""
+        batch = self.to_device(batch)
+        hidden = self.model.forward(batch, self.kv, self.on_layer)  # (T, hidden)
+        return self.model.logits(hidden[batch.logits_indices]) if batch.logits_indices.numel() else None
+
     def prepare(self, step: Step) -> Batch:
         """Lay the step's tokens end to end, decodes first; CPU tensors."""
-        size = self.kv.block_size
+        size = self.block_size
         ids: list[int] = []
         positions: list[int] = []
         slots: list[int] = []

@@ -53,7 +53,7 @@ def test_nothing_is_scored_until_a_choice_is_needed(monkeypatch):
     """Within index_topk tokens all are attended to; the keys written meanwhile serve the choices that follow."""
     decoder, ids = load("shared"), {"long": prompts("shared")["long"]}
     requests, top_k, scored = Requests(decoder, ids), decoder.config.index_topk, []
-    monkeypatch.setattr(indexing, "_scores", lambda *args, scores=indexing._scores: scored.append(1) or scores(*args))
+    monkeypatch.setattr(indexing, "indexer_scores", lambda *args, scores=indexing.indexer_scores: scored.append(1) or scores(*args))
     requests.step({"long": top_k - 1})
     requests.step({}, ["long"])
     assert not scored
@@ -129,7 +129,7 @@ def without_relu(queries, head_weights, pages, tables, positions):
 
 
 def no_relu(decoder, patch):
-    patch.setattr(indexing, "_scores", without_relu)
+    patch.setattr(indexing, "indexer_scores", without_relu)
 
 
 def key_norm_without_bias(decoder, patch):
@@ -225,7 +225,7 @@ def test_a_query_that_sees_nothing_gives_zero():
 
 
 def test_the_mask_of_a_choice_ignores_its_absent_entries():
-    unchosen = mla._unchosen(torch.tensor([[2, -1, 4], [-1, -1, -1], [0, 1, 3]]), 5)
+    unchosen = mla.unchosen(torch.tensor([[2, -1, 4], [-1, -1, -1], [0, 1, 3]]), 5)
     assert [[p for p in range(5) if not row[p]] for row in unchosen] == [[2, 4], [], [0, 1, 3]]
 
 

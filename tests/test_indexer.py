@@ -127,8 +127,8 @@ def by_formula(scene, position):
 @torch.inference_mode()
 def test_scores_follow_the_formula():
     scene = Scene(40)
-    queries, head_weights = scene.indexer._queries(scene.x, scene.c_q, scene.cis)
-    scores = indexing._scores(queries[None], head_weights[None], scene.kv.indexer_pages(scene.indexer.index), scene.blocks[None], 40)[0]  # (40, 40)
+    queries, head_weights = scene.indexer.queries(scene.x, scene.c_q, scene.cis)
+    scores = indexing.indexer_scores(queries[None], head_weights[None], scene.kv.indexer_pages(scene.indexer.index), scene.blocks[None], 40)[0]  # (40, 40)
     for position in (0, 7, 39):
         expected = torch.tensor(scores_by_formula(scene, position))
         assert (scores[position, : position + 1] - expected).abs().max() < 1e-5 * expected.abs().max()
@@ -203,11 +203,11 @@ def test_scoring_in_runs_changes_nothing_and_stays_within_the_bound(monkeypatch)
     bound = 7 * 150
     sizes = []
 
-    def watched(queries, head_weights, pages, tables, positions, scores=indexing._scores):
+    def watched(queries, head_weights, pages, tables, positions, scores=indexing.indexer_scores):
         sizes.append(queries[..., 0, 0].numel() * positions)  # the run's scores
         return scores(queries, head_weights, pages, tables, positions)
 
-    monkeypatch.setattr(indexing, "_scores", watched)
+    monkeypatch.setattr(indexing, "indexer_scores", watched)
     monkeypatch.setitem(indexing.RUN_VALUES, "cpu", bound)
     assert_alike(as_sets(scene.chunk(60, 150)), whole)
     assert len(sizes) >= -(-90 // 7) and max(sizes) <= bound

@@ -17,7 +17,7 @@ from .fp4 import E4M3_MAX, e4m3_encode, e4m3_halves
 from .launch import interpreted, use_triton
 from .rows import pages_place, scatter
 
-__all__ = ["append_indexer_keys", "best_positions", "indexer_topk", "indexer_topk_torch", "pack_keys", "runs", "unpack_keys"]
+__all__ = ["append_indexer_keys", "best_positions", "indexer_scores", "indexer_topk", "indexer_topk_torch", "pack_keys", "rank_scores", "runs", "unpack_keys"]
 
 SCALE_BYTES = 4
 # Work goes in runs of queries and tiles of positions whose intermediate values are at most this many, 4 MiB in float32 on a CPU,
@@ -141,9 +141,9 @@ def indexer_topk_torch(queries: Tensor, head_weights: Tensor, pages: Tensor, blo
     chosen = []
     for run in runs(len(queries), max(positions, pages.shape[1] * max(heads, width)), pages.device):
         if rows is None:
-            scores = _scores(queries[run].unsqueeze(1), head_weights[run].unsqueeze(1), pages, block_tables[run], positions).squeeze(1)  # (r, S)
+            scores = indexer_scores(queries[run].unsqueeze(1), head_weights[run].unsqueeze(1), pages, block_tables[run], positions).squeeze(1)  # (r, S)
         else:
-            scores = _scores(queries[None, run], head_weights[None, run], pages, block_tables, positions).squeeze(0)
+            scores = indexer_scores(queries[None, run], head_weights[None, run], pages, block_tables, positions).squeeze(0)
         # Few queries at a time: their 64-bit keys, and what comes between, then stay in a CPU's cache (measured: twice as fast).
         for few in runs(run.stop - run.start, CHOICE_VALUES * positions, pages.device):
             hidden = position >= visible[run][few].unsqueeze(1)  # (q, S)
@@ -154,8 +154,7 @@ def indexer_topk_torch(queries: Tensor, head_weights: Tensor, pages: Tensor, blo
 def best_positions(scores: Tensor, k: int) -> Tensor:
     """The k best-scored positions, exactly; of equal scores the lower positions win.
 
-    topk alone breaks ties as it likes. Here each score becomes an integer key, ordered as the float32 is, with the
-    position, counted down, in the lower half: no two keys are equal.
+    topk alone breaks ties as it likes; the keys of `rank_scores` have none.
 
     Args:
         scores: (Q, S) float32, -inf for what may not be chosen; a NaN is taken for one.
@@ -164,11 +163,21 @@ def best_positions(scores: Tensor, k: int) -> Tensor:
         (Q, k) int64 in no order; -1 where a row has fewer than k scores above -inf.
     """
     scores = scores.nan_to_num(nan=float("-inf"), posinf=float("inf"), neginf=float("-inf"))
+    chosen = rank_scores(scores, torch.arange(scores.shape[-1], device=scores.device)).topk(k, dim=-1, sorted=False).indices  # (Q, k)
+    return chosen.masked_fill_(scores.gather(-1, chosen) == float("-inf"), -1)
+
+
+def rank_scores(scores: Tensor, positions: Tensor) -> Tensor:
+    """One int64 a score, no two alike: ordered as the float32 is, and of equal scores the lower position is the greater. The position is
+    0xFFFFFFFF less the lower 32 bits.
+
+    Args:
+        scores: (..., S) float32, no NaN; a zero loses its sign.
+        positions: (S,) int64.
+    """
     bits = scores.add_(0.0).view(torch.int32)  # the sum turns -0.0, another bit pattern, into its equal 0.0
     rising = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # negative floats: magnitude bits flipped, so that less is less
-    down = torch.arange(0xFFFFFFFF, 0xFFFFFFFF - scores.shape[-1], -1, device=scores.device)  # (S,) int64
-    chosen = (rising.long() << 32 | down).topk(k, dim=-1, sorted=False).indices  # (Q, k)
-    return chosen.masked_fill_(scores.gather(-1, chosen) == float("-inf"), -1)
+    return rising.long() << 32 | (0xFFFFFFFF - positions)
 
 
 def runs(queries: int, values_a_query: int, device: torch.device) -> list[slice]:
@@ -182,8 +191,8 @@ def _astray(tables: Tensor, pages: Tensor) -> Tensor:
     return (tables < 0) | (tables >= pages.shape[0])
 
 
-def _scores(queries: Tensor, head_weights: Tensor, pages: Tensor, tables: Tensor, positions: int) -> Tensor:
-    """queries (G, Q, Hi, d), head_weights (G, Q, Hi), float32, Q queries a table (G, M) -> (G, Q, positions); -inf where a block is not there."""
+def indexer_scores(queries: Tensor, head_weights: Tensor, pages: Tensor, tables: Tensor, positions: int) -> Tensor:
+    """The scores themselves, in plain torch: queries (G, Q, Hi, d), head_weights (G, Q, Hi), float32, Q queries a table (G, M) -> (G, Q, positions); -inf where a block is not there."""
     groups, count, heads, width = queries.shape
     size = pages.shape[1]
     blocks = -(-positions // size)

@@ -12,8 +12,9 @@ __all__ = ["GLM_5_3", "Topology", "gpus", "kv_copies", "layer_kinds", "mla_param
 # The article's model: the fields of its config.json that a formula here takes.
 GLM_5_3: Mapping[str, int] = {
     "hidden_size": 6144, "num_hidden_layers": 78, "first_k_dense_replace": 3, "num_attention_heads": 64, "q_lora_rank": 2048, "kv_lora_rank": 512,
-    "qk_nope_head_dim": 192, "qk_rope_head_dim": 64, "v_head_dim": 256, "n_routed_experts": 256, "index_head_dim": 128, "index_topk": 2048,
-    "index_topk_freq": 4, "index_skip_topk_offset": 3,
+    "qk_nope_head_dim": 192, "qk_rope_head_dim": 64, "v_head_dim": 256, "vocab_size": 154880, "intermediate_size": 12288,
+    "n_routed_experts": 256, "num_experts_per_tok": 8, "n_shared_experts": 1, "moe_intermediate_size": 2048,
+    "index_n_heads": 32, "index_head_dim": 128, "index_topk": 2048, "index_topk_freq": 4, "index_skip_topk_offset": 3,
 }
 
 
@@ -45,6 +46,7 @@ class Topology:
     tensor: int  # ranks that split attention by heads
     data: int  # ranks that run attention for different requests
     context: int  # ranks of a tensor group that split the cached sequence
+    experts: int = 1  # ranks that whole experts are spread over; 1: each rank has a part of every expert, or there is one rank
 
     @property
     def gpus(self) -> int:
@@ -63,7 +65,8 @@ def topology(name: str) -> Topology:
     ranks, context = int(match[2]), int(match[3] or 1)
     if ranks % context:
         raise ConfigError(f"topology='{name}': DCP{context} must divide the {ranks} tensor-parallel ranks")
-    return Topology(name, tensor=1 if match[1] == "DEP" else ranks, data=ranks if match[1] == "DEP" else 1, context=context)
+    return Topology(name, tensor=1 if match[1] == "DEP" else ranks, data=ranks if match[1] == "DEP" else 1, context=context,
+                    experts=1 if match[1] == "TP" else ranks)
 
 
 def kv_copies(name: str, kv_heads: int = 1) -> int:

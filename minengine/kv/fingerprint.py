@@ -10,7 +10,7 @@ from typing import Any, Iterator
 import torch
 from torch import Tensor
 
-__all__ = ["model_fingerprint"]
+__all__ = ["model_fingerprint", "model_tensors"]
 
 
 def model_fingerprint(model: Any) -> str:
@@ -22,10 +22,15 @@ def model_fingerprint(model: Any) -> str:
     """
     digest = sha256(f"{model.config!r} {model.dtype}".encode())
     with torch.inference_mode():
-        for name, tensor in _tensors(model, "model", set()):
+        for name, tensor in model_tensors(model):
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
             digest.update(_sums(tensor).numpy().tobytes())
     return digest.hexdigest()[:32]
+
+
+def model_tensors(model: Any) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of a `Decoder`, with a name that tells where it is."""
+    return _tensors(model, "model", set())
 
 
 def _sums(tensor: Tensor) -> Tensor:

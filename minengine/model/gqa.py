@@ -8,6 +8,7 @@ chunk, S visible tokens, N block_size.
 """
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -34,7 +35,9 @@ SPLIT_VALUES = 2**17
 
 
 class GroupedAttention:
-    def __init__(self, config: LlamaConfig, layer: int, weights: WeightSource) -> None:
+    """`reduce`: see `Linear`; for a rank that has some of the heads."""
+
+    def __init__(self, config: LlamaConfig, layer: int, weights: WeightSource, reduce: Callable[[Tensor], Tensor] | None = None) -> None:
         prefix = f"model.layers.{layer}.self_attn"
         hidden, d = config.hidden_size, config.head_dim
         self.layer, self.head_dim = layer, d
@@ -45,7 +48,7 @@ class GroupedAttention:
         if not weights.rope_interleaved:
             q, k = interleave_rows(q, self.heads), interleave_rows(k, self.kv_heads)
         self.qkv = Linear(torch.cat((q, k, v)))  # one product
-        self.out = Linear(weights.take(f"{prefix}.o_proj.weight", (hidden, self.heads * d)))  # (hidden, Hq * d)
+        self.out = Linear(weights.take(f"{prefix}.o_proj.weight", (hidden, self.heads * d)), reduce)  # (hidden, Hq * d)
 
     def __call__(self, x: Tensor, cis: Tensor, batch: Batch, kv: KVCache, residual: Tensor) -> Tensor:
         """`residual + attention(x)`, written into `residual`; the tokens' rows are written to the cache first.

@@ -64,9 +64,9 @@ class Indexer:
     def _choose(self, x: Tensor, c_q: Tensor, cis: Tensor, tables: Tensor, visible: Tensor, rows: Tensor | None, seen: int, kv: KVCache) -> Tensor:
         """visible (Q,): query q sees positions below visible[q], at most `seen`, by table rows[q] of tables (G, M) -> (Q, K)."""
         pages = kv.indexer_pages(self.index)
-        return indexer_topk(*self._queries(x, c_q, cis), pages, tables, visible, self.top_k, rows, seen, kv.backend).long()
+        return indexer_topk(*self.queries(x, c_q, cis), pages, tables, visible, self.top_k, rows, seen, kv.backend).long()
 
-    def _queries(self, x: Tensor, c_q: Tensor, cis: Tensor) -> tuple[Tensor, Tensor]:
+    def queries(self, x: Tensor, c_q: Tensor, cis: Tensor) -> tuple[Tensor, Tensor]:
         """(T, Hi, d) rotated queries, and (T, Hi) float32 weights of their heads."""
         queries = F.linear(c_q, self.query_proj).unflatten(-1, (self.heads, self.width))  # (T, Hi, d)
         rotate_(queries[..., : self.rope], cis)

@@ -9,6 +9,7 @@ be generated. Elsewhere, and on CUDA, the product is `F.linear`.
 from __future__ import annotations
 
 import platform
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -21,9 +22,13 @@ PACKED_FOR_ROWS = 16  # from 4 on any number gives the same blocking; that for o
 
 
 class Linear:
-    """y = x W^T for a weight (out, in), without bias."""
+    """y = x W^T for a weight (out, in), without bias.
 
-    def __init__(self, weight: Tensor) -> None:
+    `reduce` is for a rank that has some of the inputs: it adds up all ranks' parts of an output before `add_to` adds that.
+    """
+
+    def __init__(self, weight: Tensor, reduce: Callable[[Tensor], Tensor] | None = None) -> None:
+        self.reduce = reduce
         self.packed = _packs(weight)
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), PACKED_FOR_ROWS) if self.packed else weight
 
@@ -35,6 +40,8 @@ class Linear:
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
         """`residual + x W^T`, written into `residual` (T, out)."""
+        if self.reduce is not None:
+            return residual.add_(self.reduce(self(x)))
         if self.packed:
             return residual.add_(self(x))
         return residual.addmm_(x, self.weight.t())

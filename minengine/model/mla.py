@@ -12,6 +12,8 @@ Shapes: T tokens, H heads, R kv_lora_rank, D decodes, n queries of a chunk, S vi
 """
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -26,7 +28,7 @@ from .indexer import Indexer
 from .rope import rotate_
 from .weights import WeightSource
 
-__all__ = ["LatentAttention", "attend"]
+__all__ = ["LatentAttention", "attend", "first", "slots_of", "unchosen"]
 
 LATENT_NORM_EPS = 1e-6  # fixed in the released code for both low-rank norms, whatever rms_norm_eps says
 # A chunk whose context is at most this many times index_topk masks out what was not chosen; a longer one gathers
@@ -35,7 +37,10 @@ MASK_UP_TO = 2
 
 
 class LatentAttention:
-    def __init__(self, config: GlmConfig, layer: int, weights: WeightSource) -> None:
+    """`reduce` is for a rank that has some of the heads: it adds up all ranks' parts of the output, (T, hidden)."""
+
+    def __init__(self, config: GlmConfig, layer: int, weights: WeightSource, reduce: Callable[[Tensor], Tensor] | None = None) -> None:
+        self.reduce = reduce
         prefix = f"model.layers.{layer}.self_attn"
         hidden, heads, rank, rope = config.hidden_size, config.num_attention_heads, config.kv_lora_rank, config.qk_rope_head_dim
         nope, value = config.qk_nope_head_dim, config.v_head_dim
@@ -68,16 +73,26 @@ class LatentAttention:
         c_q, c_kv, k_rope = F.linear(x, self.down).split(self.down_parts, dim=-1)  # (T, q_lora_rank), (T, R), (T, rope)
         k_rope = rotate_(k_rope.unsqueeze(1), cis)  # (T, 1, rope)
         c_kv = F.rms_norm(c_kv, self.kv_norm.shape, self.kv_norm, LATENT_NORM_EPS)
-        kv.write(self.layer, batch.slots, c_kv.unsqueeze(1), k_rope)
+        self._write(x, cis, c_kv.unsqueeze(1), k_rope, batch, kv)
         c_q = F.rms_norm(c_q, self.q_norm.shape, self.q_norm, LATENT_NORM_EPS)
-        if self.indexer is not None:
-            self.indexer.write(x, cis, batch.slots, kv)
-
         q = F.linear(c_q, self.q_up).unflatten(-1, (self.heads, -1)).mul_(self.scale)  # (T, H, nope + rope)
         q_nope, q_rope = q.split(self.q_parts, dim=-1)
         q_rope = rotate_(q_rope, cis).transpose(0, 1)  # (H, T, rope)
         q_latent = torch.bmm(q_nope.transpose(0, 1), self.w_uk)  # (H, T, R)
+        latent = self._attend(q_latent, q_rope, x, c_q, cis, batch, kv)  # (H, T, R)
+        values = torch.bmm(latent, self.w_uv).transpose(0, 1).flatten(1)  # (T, H * value)
+        if self.reduce is None:
+            return residual.addmm_(values, self.out)
+        return residual.add_(self.reduce(values @ self.out))
 
+    def _write(self, x: Tensor, cis: Tensor, c_kv: Tensor, k_rope: Tensor, batch: Batch, kv: KVCache) -> None:
+        """The tokens' rows into the cache: c_kv (T, 1, R), k_rope (T, 1, rope), and the index keys of x (T, hidden)."""
+        kv.write(self.layer, batch.slots, c_kv, k_rope)
+        if self.indexer is not None:
+            self.indexer.write(x, cis, batch.slots, kv)
+
+    def _attend(self, q_latent: Tensor, q_rope: Tensor, x: Tensor, c_q: Tensor, cis: Tensor, batch: Batch, kv: KVCache) -> Tensor:
+        """Queries (H, T, R) and (H, T, rope) -> each head's mean latent (H, T, R)."""
         parts = []  # (H, tokens, R) each, in the batch's order
         if batch.num_decodes:
             part = slice(0, batch.num_decodes)
@@ -87,9 +102,7 @@ class LatentAttention:
             part = slice(chunk.start, chunk.end)
             choice = self._choice_for_chunk(x[part], c_q[part], cis[part], number, batch, kv)
             parts.append(self._prefill(q_latent[:, part], q_rope[:, part], choice, chunk, kv))
-        latent = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)  # (H, T, R)
-        values = torch.bmm(latent, self.w_uv).transpose(0, 1).flatten(1)  # (T, H * value)
-        return residual.addmm_(values, self.out)
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
     def _slots_for_decodes(self, x: Tensor, c_q: Tensor, cis: Tensor, batch: Batch, kv: KVCache) -> Tensor:
         """(D, K) slots of the rows that each decode attends to, -1 for none.
@@ -99,10 +112,10 @@ class LatentAttention:
         scratch, tables = batch.scratch, batch.decode_block_tables
         if batch.max_decode_len <= self.top_k:
             if "every slot" not in scratch:
-                scratch["every slot"] = _slots(_first(batch.decode_seq_lens, batch.max_decode_len), tables, kv.block_size)
+                scratch["every slot"] = slots_of(first(batch.decode_seq_lens, batch.max_decode_len), tables, kv.block_size)
             return scratch["every slot"]
         if self.indexer is not None:
-            scratch["chosen slots"] = _slots(self.indexer.choose_for_decodes(x, c_q, cis, batch, kv), tables, kv.block_size)
+            scratch["chosen slots"] = slots_of(self.indexer.choose_for_decodes(x, c_q, cis, batch, kv), tables, kv.block_size)
         return scratch["chosen slots"]
 
     def _choice_for_chunk(self, x: Tensor, c_q: Tensor, cis: Tensor, number: int, batch: Batch, kv: KVCache) -> Tensor | None:
@@ -123,8 +136,8 @@ class LatentAttention:
         seen = chunk.context_len + count  # S
         if kv.backend == "triton":
             visible = torch.arange(chunk.context_len + 1, seen + 1, device=q_latent.device)
-            positions = _first(visible, seen) if choice is None else choice  # (n, K)
-            return self._by_list(q_latent, q_rope, _slots(positions, chunk.block_ids.expand(count, -1), kv.block_size), kv)
+            positions = first(visible, seen) if choice is None else choice  # (n, K)
+            return self._by_list(q_latent, q_rope, slots_of(positions, chunk.block_ids.expand(count, -1), kv.block_size), kv)
         latent, rope = (part[:seen, 0] for part in kv.read_blocks(self.layer, chunk.block_ids))  # (S, R), (S, rope)
         gather = choice is not None and seen > MASK_UP_TO * self.top_k
         outputs = []
@@ -141,7 +154,7 @@ class LatentAttention:
                 last = torch.arange(chunk.context_len + run.start, chunk.context_len + run.stop, device=latent.device)  # (r,)
                 absent = torch.arange(seen, device=latent.device) > last.unsqueeze(1)  # (r, S)
             else:
-                absent = _unchosen(choice[run], seen)  # (r, S)
+                absent = unchosen(choice[run], seen)  # (r, S)
             queries = q_latent[:, run].reshape(1, -1, rank), q_rope[:, run].reshape(1, -1, rope.shape[1])  # (1, H*r, ...)
             output = attend(*queries, latent.unsqueeze(0), rope.unsqueeze(0), absent.unsqueeze(0))  # (1, H*r, R)
             outputs.append(output.view(heads, -1, rank))
@@ -181,19 +194,19 @@ def attend(q_latent: Tensor, q_rope: Tensor, latent: Tensor, rope: Tensor, absen
     return torch.bmm(weights.flatten(1, 2).to(latent.dtype), latent)
 
 
-def _first(visible: Tensor, seen: int) -> Tensor:
+def first(visible: Tensor, seen: int) -> Tensor:
     """(Q,) counts -> (Q, S): the positions below each query's count, -1 from there on."""
     positions = torch.arange(seen, device=visible.device)
     return positions.where(positions < visible.unsqueeze(1), -1)
 
 
-def _slots(positions: Tensor, tables: Tensor, block_size: int) -> Tensor:
+def slots_of(positions: Tensor, tables: Tensor, block_size: int) -> Tensor:
     """Positions (Q, K), -1 for none; block tables (Q, M) -> cache slots (Q, K), -1 for none."""
     blocks = tables.gather(1, positions.clamp(min=0) // block_size)  # (Q, K)
     return torch.where(positions < 0, -1, blocks * block_size + positions % block_size)
 
 
-def _unchosen(choice: Tensor, seen: int) -> Tensor:
+def unchosen(choice: Tensor, seen: int) -> Tensor:
     """Positions (n, K), -1 for none -> (n, S) bool, False at the chosen."""
     mask = torch.ones(choice.shape[0], seen + 1, dtype=torch.bool, device=choice.device)  # the last column takes the -1s
     return mask.scatter_(1, choice.where(choice >= 0, seen), False)[:, :seen]

@@ -1,6 +1,8 @@
 """The dense SwiGLU MLP: down(silu(gate(x)) * up(x))."""
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -12,14 +14,17 @@ __all__ = ["DenseMLP"]
 
 
 class DenseMLP:
-    """Also GLM's shared expert. The gate and up projections are one matrix, so that they are one product."""
+    """Also GLM's shared expert. The gate and up projections are one matrix, so that they are one product.
 
-    def __init__(self, prefix: str, weights: WeightSource) -> None:
+    `reduce`: see `Linear`; for a rank that has some columns of the MLP.
+    """
+
+    def __init__(self, prefix: str, weights: WeightSource, reduce: Callable[[Tensor], Tensor] | None = None) -> None:
         gate = weights.take(f"{prefix}.gate_proj.weight")  # (width, hidden)
         up = weights.take(f"{prefix}.up_proj.weight", tuple(gate.shape))
         self.width = gate.shape[0]
         self.gate_up = Linear(torch.cat((gate, up)))  # (2 * width, hidden)
-        self.down = Linear(weights.take(f"{prefix}.down_proj.weight", tuple(gate.T.shape)))  # (hidden, width)
+        self.down = Linear(weights.take(f"{prefix}.down_proj.weight", tuple(gate.T.shape)), reduce)  # (hidden, width)
 
     def __call__(self, x: Tensor, residual: Tensor) -> Tensor:
         """`residual + mlp(x)`, written into `residual`.

@@ -59,20 +59,22 @@ class Router:
 class MoE:
     """`residual + routed experts + shared expert`. Three ways to the same sum, chosen by device and number of tokens."""
 
-    def __init__(self, config: GlmConfig, prefix: str, weights: WeightSource) -> None:
+    def __init__(self, config: GlmConfig, prefix: str, weights: WeightSource, experts: range | None = None) -> None:
+        """`experts`: those whose matrices are here; None: all of them."""
         hidden, width = config.hidden_size, config.moe_intermediate_size
         self.num_experts, self.width = config.n_routed_experts, width
+        self.experts = range(self.num_experts) if experts is None else experts
         self.avoids_sync = weights.device.type == "cuda"
         self.router = Router(config, f"{prefix}.gate", weights)
         self.shared = DenseMLP(f"{prefix}.shared_experts", weights)
         # Filled expert by expert: loading holds one expert twice, not all of them.
-        self.gate_up = torch.empty(self.num_experts, 2 * width, hidden, dtype=weights.dtype, device=weights.device)
-        self.down = torch.empty(self.num_experts, width, hidden, dtype=weights.dtype, device=weights.device)  # transposed
-        for expert in range(self.num_experts):
+        self.gate_up = torch.empty(len(self.experts), 2 * width, hidden, dtype=weights.dtype, device=weights.device)
+        self.down = torch.empty(len(self.experts), width, hidden, dtype=weights.dtype, device=weights.device)  # transposed
+        for at, expert in enumerate(self.experts):
             name = f"{prefix}.experts.{expert}"
-            self.gate_up[expert, :width] = weights.take(f"{name}.gate_proj.weight", (width, hidden))
-            self.gate_up[expert, width:] = weights.take(f"{name}.up_proj.weight", (width, hidden))
-            self.down[expert] = weights.take(f"{name}.down_proj.weight", (hidden, width)).t()
+            self.gate_up[at, :width] = weights.take(f"{name}.gate_proj.weight", (width, hidden))
+            self.gate_up[at, width:] = weights.take(f"{name}.up_proj.weight", (width, hidden))
+            self.down[at] = weights.take(f"{name}.down_proj.weight", (hidden, width)).t()
 
     def __call__(self, x: Tensor, residual: Tensor) -> Tensor:
         """Written into `residual`.
@@ -82,26 +84,32 @@ class MoE:
             residual: (T, hidden), overwritten.
         """
         weights, experts = self.router(x)  # (T, k) each
+        return self.shared(x, residual.add_(self.routed(x, weights.to(x.dtype), experts)))
+
+    def routed(self, x: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
+        """What the routed experts add: x (T, hidden), weights and experts (T, k) -> (T, hidden)."""
         if not self.avoids_sync or x.shape[0] > SYNC_FREE_TOKENS:
-            routed = self._grouped
-        elif 3 * experts.numel() < self.num_experts:  # a gathered matrix is read, written and read again
-            routed = self._gathered
-        else:
-            routed = self._all_experts
-        return self.shared(x, residual.add_(routed(x, weights.to(x.dtype), experts)))
+            return self._grouped(x, weights, experts)
+        if 3 * experts.numel() < self.num_experts:  # a gathered matrix is read, written and read again
+            return self._gathered(x, weights, experts)
+        return self._all_experts(x, weights, experts)
+
+    def visit(self, rows: Tensor, counts: list[int]) -> Tensor:
+        """Rows through the experts that are here: (V, hidden), counts[i] of them for the i-th, one after the other -> (V, hidden)."""
+        visits = torch.empty_like(rows)  # (V, hidden)
+        start = 0
+        for at, count in enumerate(counts):
+            if count:
+                part = slice(start, start := start + count)
+                torch.mm(self._activate(F.linear(rows[part], self.gate_up[at])), self.down[at], out=visits[part])
+        return visits
 
     def _grouped(self, x: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
         """Tokens sorted by expert, one product for each expert that has any. One host sync on CUDA: the counts."""
         tokens, k = experts.shape
         order = experts.flatten().argsort()  # (T*k,): visits, expert after expert
         counts = experts.flatten().bincount(minlength=self.num_experts).tolist()
-        rows = x.index_select(0, order // k)  # (T*k, hidden)
-        visits = torch.empty_like(rows)  # (T*k, hidden)
-        start = 0
-        for expert, count in enumerate(counts):
-            if count:
-                part = slice(start, start := start + count)
-                torch.mm(self._activate(F.linear(rows[part], self.gate_up[expert])), self.down[expert], out=visits[part])
+        visits = self.visit(x.index_select(0, order // k), counts)  # (T*k, hidden)
         scattered = torch.empty_like(visits).index_copy_(0, order, visits)  # (T*k, hidden), token after token again
         return torch.bmm(weights.unsqueeze(1), scattered.view(tokens, k, -1)).squeeze(1)
 

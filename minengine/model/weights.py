@@ -10,7 +10,7 @@ import json
 from abc import ABC, abstractmethod
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Iterable
+from typing import Any, Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -130,6 +130,12 @@ class WeightSource(ABC):
     def load(self, name: str) -> Tensor:
         """The stored tensor, dequantised, in a floating-point dtype of the source's choice, on the CPU."""
 
+    def load_part(self, name: str, axis: int, cut: Callable[[int], range]) -> Tensor:
+        """A part of a tensor: of its length along `axis`, the range that `cut` gives."""
+        whole = self.load(name)
+        part = cut(whole.shape[axis])
+        return whole.narrow(axis, part.start, len(part)).clone()  # a view would keep the whole
+
     @abstractmethod
     def __contains__(self, name: str) -> bool:
         """Whether the file holds a tensor of that name."""
@@ -193,6 +199,15 @@ class SafetensorsSource(WeightSource):
         return self._open[path]
 
     def load(self, name: str) -> Tensor:
+        return self._holder(name).get_tensor(name)
+
+    def load_part(self, name: str, axis: int, cut: Callable[[int], range]) -> Tensor:
+        stored = self._holder(name).get_slice(name)  # only the part is read
+        part = cut(stored.get_shape()[axis])
+        return stored[(slice(None),) * axis + (slice(part.start, part.stop),)]
+
+    def _holder(self, name: str) -> Any:
+        """The open file that has a tensor, in a type that this engine takes."""
         path = self._file[name]
         handle = self._handle(path)
         if name not in handle.keys():
@@ -201,4 +216,4 @@ class SafetensorsSource(WeightSource):
         if kind not in ("F32", "F16", "BF16", "F64"):
             raise ConfigError(f"{path}: tensor '{name}' is stored as {kind}, which is not supported; "
                               "use the bfloat16 or float32 version of the model")
-        return handle.get_tensor(name)
+        return handle
