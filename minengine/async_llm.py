@@ -37,11 +37,12 @@ class AsyncLLM(AsyncFront):
 
     def __init__(self, engine: LLMEngine, *, max_num_waiting: int = 1024) -> None:
         super().__init__(args=engine.args, tokenizer=engine.tokenizer, config=engine.config, max_model_len=engine.max_model_len,
-                         num_seqs=engine.args.max_num_seqs, max_num_waiting=max_num_waiting, clock=engine.clock, compile=engine.grammars.compile)
+                         num_seqs=engine.args.max_num_seqs * engine.args.ranks.data, max_num_waiting=max_num_waiting, clock=engine.clock, compile=engine.grammars.compile)
         self.engine = engine
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._stopping = False
         self._connector = open_connector(engine, wake=lambda: self._commands.put(_look))
+        engine.on_lost(lambda: self._commands.put(engine.check))  # else nobody would know before the next request
         # A load may begin while a step is computed, and a long step is what there is to gain: then a request must not wait for its end to be added.
         self._adds_at_once = self._connector is not None and engine.args.load_admission == "event"
         self._thread = Thread(target=self._run, name="engine", daemon=True)

@@ -95,6 +95,12 @@ class LLMEngine:
     def close(self) -> None:
         """End what the engine has started outside this process: on one rank, nothing."""
 
+    def on_lost(self, tell: Callable[[], None]) -> None:
+        """Have `tell` called, in any thread, when the engine cannot go on because another process of it has ended; `check` then says so."""
+
+    def check(self) -> None:
+        """Raise what keeps the engine from going on, if something does."""
+
     # --- requests -------------------------------------------------------------------------------------------
 
     def add_request(self, request_id: str, prompt: str | Sequence[int] | Mapping[str, Any] | Prompt, params: SamplingParams | None = None, *,

@@ -1,4 +1,5 @@
 """A group of ranks as one engine: one rank's tokens on any mix of requests, counts that are the formulas', and an end that leaves nothing behind."""
+import asyncio
 import os
 import random
 import signal
@@ -12,6 +13,7 @@ import torch
 
 from minengine import LLM, SamplingParams
 from minengine.arithmetic import kv_copies, rank_kv_bytes, rank_weights, step_sent
+from minengine.async_llm import AsyncLLM, EngineDead
 from minengine.config import EngineArgs
 from minengine.engine import LLMEngine
 from minengine.model.decoder import load_model
@@ -24,7 +26,7 @@ from tiny_directories import write_tiny
 TIE = 1e-3  # two best tokens closer than this may change places under another order of summation
 COUNTED = ["TP2", "TP4", "TEP4", "DEP2", "DEP4", "TP4+DCP2"]
 OPTIONS = dict(block_size=16, num_gpu_blocks_override=40, max_num_batched_tokens=48, max_num_seqs=6, num_threads=1)
-MIXES = 8
+MIXES = 6  # of two ranks; half as many of four
 
 torch.set_num_threads(1)
 
@@ -347,6 +349,29 @@ class TestEnds:
                 assert all(map(alive, pids))
                 first.kill()
         assert pids and gone(pids)
+
+
+    def test_a_server_hears_of_it_while_nobody_asks(self, directory):
+        asked = {str(i): (20 + i, i, 6) for i in range(5)}
+
+        async def answer(llm, name, length, family, max_tokens):
+            params = SamplingParams(max_tokens=max_tokens, temperature=0.0)
+            return [token async for out in llm.generate({"prompt_token_ids": prompt(length, family)}, params, name) for token in out.outputs[0].token_ids]
+
+        async def serve():
+            llm = AsyncLLM.from_engine_args(EngineArgs(model=directory, topology="DEP2", **OPTIONS))
+            pids = llm.engine.group.pids
+            answers = await asyncio.gather(*(answer(llm, name, *what) for name, what in asked.items()))
+            llm.check_health()
+            os.kill(pids[0], signal.SIGKILL)
+            await asyncio.to_thread(llm._thread.join, 10)
+            with pytest.raises(EngineDead, match="rank 1 of 2 was ended by SIGKILL"):
+                llm.check_health()
+            await llm.shutdown()
+            assert gone(pids)
+            return answers
+
+        assert asyncio.run(serve()) == [alone(directory, *what)[0] for what in asked.values()]
 
 
 def _fails_on_rank_1(member):

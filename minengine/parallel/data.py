@@ -14,10 +14,9 @@ from ..config import EngineArgs
 from ..prompt import Prompt
 from ..request import OutputKind, Request, RequestError, RequestOutput, Resume, SamplingParams, Status
 from .comm import Parallel
-from .counts import GroupCounts, count_group
 from .engine import RankEngine
+from .first import FirstEngine
 from .group import Group, Member
-from .tensor import zero
 
 __all__ = ["DataEngine"]
 
@@ -40,7 +39,7 @@ class Report(NamedTuple):
     idle: bool  # the next step has nothing to compute here, until something changes
 
 
-class DataEngine(RankEngine):
+class DataEngine(FirstEngine):
     """Rank 0 of the group: an engine with requests of its own, and the front of the others.
 
     What can be seen of `pool`, `scheduler`, `kv` and `times` is rank 0's.
@@ -52,9 +51,7 @@ class DataEngine(RankEngine):
     hands_over = False
 
     def __init__(self, args: EngineArgs, group: Group, parallel: Parallel, **options: Any) -> None:
-        super().__init__(args, parallel=parallel, **options)
-        self.group = group
-        group.member.engine = self
+        super().__init__(args, group, parallel, **options)
         self._rank_of: dict[str, int] = {}  # of unfinished requests that are not on this one
         self._news = [News([], []) for _ in range(group.size)]  # by rank; rank 0 needs none
         self._told = [Report([], [], 0, 0, [], True)] * group.size
@@ -183,16 +180,6 @@ class DataEngine(RankEngine):
 
     def reset_prefix_cache(self) -> None:
         self.group.call(reset_prefix_cache)
-
-    def zero_kv_cache(self) -> None:
-        self.group.call(zero)
-
-    def counts(self) -> GroupCounts:
-        """What every rank has and has done, counted now."""
-        return count_group(self.group, self.args.ranks.name)
-
-    def close(self) -> None:
-        self.group.close()
 
 
 # --- what the other ranks run ------------------------------------------------------------------------------------

@@ -153,6 +153,21 @@ class Group:
             self._state.changed.wait_for(lambda: self._state.ends)
         return self.over(EOFError())
 
+    def on_end(self, tell: Callable[[], None]) -> None:
+        """Have `tell` called, in any thread, when a rank ends that was not told to; at once if one has."""
+        with self._state.changed:
+            self._state.listeners.append(tell)
+            late = bool(self._state.ends)
+        if late:
+            tell()
+
+    def check(self) -> None:
+        """
+        Raises:
+            GroupError: the group has ended.
+        """
+        self._alive()
+
     def close(self) -> None:
         """End the other ranks; twice is harmless."""
         self._finalizer()
@@ -206,6 +221,7 @@ class _State:
         self.processes: list[_Process] = []
         self.ends: list[tuple[_Process, int]] = []  # with the exit code; of those that ended unasked, in that order
         self.changed = Condition()
+        self.listeners: list[Callable[[], None]] = []
         self.ending = False
         self.error: GroupError | None = None
 
@@ -234,9 +250,12 @@ class _State:
                 return
             self.ends.append((process, code))
             self.changed.notify_all()
+            listeners = list(self.listeners)
         for other in self.processes:  # nobody waits for a rank that is no more: gloo sees a closed connection, not a stopped peer
             if other is not process and code != LOST_PEER:
                 other.popen.kill()
+        for tell in listeners:
+            tell()
 
     def first_end(self, timeout_s: float) -> tuple[_Process, int] | None:
         """The end that the others followed; None if no rank has ended by then but for want of another."""

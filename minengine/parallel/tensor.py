@@ -11,8 +11,8 @@ from ..config import EngineArgs
 from ..model.batch import Batch, PrefillChunk
 from ..request import RequestOutput
 from .comm import Parallel
-from .counts import GroupCounts, count_group
-from .engine import RankEngine, RankRunner
+from .engine import RankRunner
+from .first import FirstEngine
 from .group import Group, Member
 
 __all__ = ["TensorEngine"]
@@ -28,13 +28,12 @@ class TensorRunner(RankRunner):
         return super().forward(batch)
 
 
-class TensorEngine(RankEngine):
+class TensorEngine(FirstEngine):
     """Rank 0 of the group. Blocks have the same ids on every rank, so one scheduler speaks for all."""
 
     def __init__(self, args: EngineArgs, group: Group, parallel: Parallel, **options: Any) -> None:
-        super().__init__(args, parallel=parallel, **options)
-        self.group = self.runner.group = group
-        group.member.engine = self
+        super().__init__(args, group, parallel, **options)
+        self.runner.group = group
 
     def _open_runner(self) -> TensorRunner:
         return TensorRunner(self.model, self.kv, block_size=self.args.block_size)
@@ -42,16 +41,6 @@ class TensorEngine(RankEngine):
     def step(self) -> list[RequestOutput]:
         with self.group.watched():
             return super().step()
-
-    def zero_kv_cache(self) -> None:
-        self.group.call(zero)
-
-    def counts(self) -> GroupCounts:
-        """What every rank has and has done, counted now."""
-        return count_group(self.group, self.args.ranks.name)
-
-    def close(self) -> None:
-        self.group.close()
 
 
 # --- what the other ranks run ------------------------------------------------------------------------------------
@@ -61,10 +50,6 @@ class TensorEngine(RankEngine):
 def compute(member: Member, packed: tuple[Any, ...]) -> None:
     """The step that rank 0 computes."""
     member.engine.runner.forward(_unpacked(packed))
-
-
-def zero(member: Member) -> None:
-    member.engine.kv.zero_()
 
 
 def _packed(batch: Batch) -> tuple[Any, ...]:
