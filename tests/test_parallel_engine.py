@@ -14,13 +14,14 @@ import torch
 from minengine import LLM, SamplingParams
 from minengine.arithmetic import kv_copies, rank_kv_bytes, rank_weights, step_sent
 from minengine.async_llm import AsyncLLM, EngineDead
+from minengine.cli import main
 from minengine.config import EngineArgs
 from minengine.engine import LLMEngine
 from minengine.model.decoder import load_model
 from minengine.parallel import opening
 from minengine.parallel.group import GroupError
 from minengine.parallel.opening import open_engine
-from minengine.request import RequestError
+from minengine.request import RequestError, StructuredOutputsParams
 from tiny_directories import write_tiny
 
 TIE = 1e-3  # two best tokens closer than this may change places under another order of summation
@@ -376,6 +377,27 @@ class TestEnds:
 
 def _fails_on_rank_1(member):
     return 1 // (1 - member.rank)
+
+
+def test_from_a_terminal(capsys):
+    texts = [f"duze 197 004 by the river fefa 158 203 and a stone was under the old wall . ? {name}" for name in ("fefa", "duze")]
+    assert main(["generate", "--model", "glm-mini", "--topology", "DEP2", "--block-size", "16", "--num-threads", "1", *texts]) == 0
+    assert [line[-7:] for line in capsys.readouterr().out.splitlines()] == ["158 203", "197 004"]
+    assert main(["generate", "--model", "glm-mini", "--topology", "TP3", "x"]) == 2
+    assert "use TP2, TP4, TP8" in capsys.readouterr().err
+
+
+def test_a_grammar_that_is_none_is_refused_at_once():
+    """And one that is one holds on any rank."""
+    engine = open_engine(EngineArgs(model="glm-mini", topology="DEP2", **OPTIONS))
+    try:
+        for rank in (0, 1):
+            with pytest.raises(RequestError, match="structured_outputs.regex"):
+                engine.add_request("wrong", [5, 6], SamplingParams(structured_outputs=StructuredOutputsParams(regex="(")), data_parallel_rank=rank)
+            engine.add_request(str(rank), [5, 6], SamplingParams(structured_outputs=StructuredOutputsParams(choice=[" the old wall"])), data_parallel_rank=rank)
+        assert [out.outputs[0].text for out in finish(engine).values()] == [" the old wall"] * 2
+    finally:
+        engine.close()
 
 
 def test_the_public_face():

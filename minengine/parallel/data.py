@@ -84,6 +84,8 @@ class DataEngine(FirstEngine):
             request = self._new_request(request_id, prompt, params, cache_salt, output_kind, arrival_s, seed, **handed_over)
             self._refuse_known(request_id)
             self.scheduler.check_fits(request)
+            if request.params.structured_outputs is not None:
+                self.grammars.compile(request.params.structured_outputs)
             read = Prompt(request.prompt, request.prompt_token_ids, request.cache_salt)
             own = {"output_kind": output_kind, "arrival_s": request.timeline.arrival_s, "seed": seed, **handed_over}
             self._news[rank].added.append((request_id, read, request.params, own))
