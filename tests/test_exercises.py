@@ -108,6 +108,14 @@ def ratio(prefill_s, decode_s, workers):
     return slower.index(min(slower)) + 1, workers - 1 - slower.index(min(slower))
 
 
+def copies(kv_heads, tensor, context):
+    return max(1, tensor // kv_heads) // context
+
+
+def lockstep(steps, dummy=lambda own, step: own == 0 and any(step), wait=lambda own, step: max(step) - own):
+    return [(sum(dummy(own, step) for own, step in zip(ranks, steps)), sum(wait(own, step) for own, step in zip(ranks, steps))) for ranks in zip(*steps)]
+
+
 def nearest_ratio(prefill_s, decode_s, workers):
     prefill = min(max(1, round(workers * prefill_s / (prefill_s + decode_s))), workers - 1)
     return prefill, workers - prefill
@@ -154,6 +162,8 @@ RIGHT = {
     "ch02.ex2": lambda prompt, answer: prompt + answer - 1,
     "ch03.ex2": lambda rank, rope: rank // 2 + rope + rank // 16,
     "ch03.ex3": lambda layer, slot: (layer * 128 + slot) * 352,
+    "ch04.ex1": copies,
+    "ch04.ex2": lockstep,
     "ch05.ex1": ratio,
     "ch05.ex2": lambda streams, tokens, chunks: min(1, (streams - 1) * chunks / (tokens - 1)),
     "ch05.ex3": prompt_tokens_computed,
@@ -186,6 +196,16 @@ WRONG = {
     "ch03.ex1": [6.6, 373.2e9, 2 * 373.2, 373.2 * 448 / 512, True, None],  # the latent's, bytes, 16 bits, no rotary part
     "ch03.ex2": [lambda rank, rope: rank // 2 + rope // 2 + rank // 16, lambda rank, rope: rank // 2 + rope, lambda rank, rope: rank + rope],
     "ch03.ex3": [lambda layer, slot: (layer * 64 + slot) * 352, lambda layer, slot: (slot * 78 + layer) * 352, lambda layer, slot: layer * 128 + slot],
+    "ch04.ex1": [lambda kv_heads, tensor, context: tensor // context,  # as if there were no heads
+                 lambda kv_heads, tensor, context: tensor // kv_heads // context,  # no copy at all
+                 lambda kv_heads, tensor, context: max(1, tensor // kv_heads),  # nobody splits the sequence
+                 lambda kv_heads, tensor, context: max(1, kv_heads // tensor) // context],
+    "ch04.ex2": [lambda steps: lockstep(steps, dummy=lambda own, step: own == 0),  # dummies for nobody
+                 lambda steps: lockstep(steps, wait=lambda own, step: max(step) if own == 0 else 0),  # only the idle wait
+                 lambda steps: lockstep(steps, wait=lambda own, step: max(step) - own if own else 0),  # dummies do not wait
+                 lambda steps: [one[::-1] for one in lockstep(steps)],
+                 lambda steps: lockstep(steps)[:1]],
+    "ch04.ex3": [69.6, 109.3, 268.3, 94.5, 124.9, 134.2e9, True, None],  # exchanged; DEP's weights alone; two bytes; experts in four bits; GiB; bytes
     "ch05.ex1": [nearest_ratio,  # the share, rounded: not always the best whole split
                  lambda prefill_s, decode_s, workers: ratio(decode_s, prefill_s, workers),  # the sides exchanged
                  lambda prefill_s, decode_s, workers: ratio(prefill_s, decode_s, workers)[::-1],
