@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
 
 import torch
 
-from .config import KERNEL_DTYPES, ConfigError, EngineArgs, ModelConfig
+from .config import ConfigError, EngineArgs, ModelConfig
 from .grammar import GrammarBackend
 from .kv.blocks import BlockPool
-from .kv.cache import KVCache, cache_layout
+from .kv.cache import KVCache
 from .kv.connector import KVConnector
+from .machine import attention_backend, device_named, dtype_named, size_pool
 from .prompt import Prompt, read_prompt
 from .request import OutputKind, Request, RequestError, RequestOutput, Resume, SamplingParams, given_params
 from .runner import ModelRunner, StepTimes
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
     from .parallel.comm import Parallel
 
 __all__ = ["LLMEngine", "Prompt"]
-
-DEFAULT_KV_BYTES = 256 << 20
 
 
 class LLMEngine:
@@ -56,12 +55,12 @@ class LLMEngine:
         self.args = args
         self.clock = clock
         self.parallel = parallel
-        device = _device(args.device) if parallel is None else parallel.device
+        device = device_named(args.device) if parallel is None else parallel.device
         if model is None:
             from .model.decoder import load_model
             from .tokenizer import load_tokenizer
 
-            model = load_model(args.model, dtype=_dtype(args.dtype, device), device=device, parallel=parallel)
+            model = load_model(args.model, dtype=dtype_named(args.dtype, device), device=device, parallel=parallel)
             tokenizer = load_tokenizer(args.model)
         self.model, self.tokenizer = model, tokenizer
         self.config: ModelConfig = self.model.config
@@ -69,11 +68,11 @@ class LLMEngine:
         self.cuda_graphs = device.type == "cuda" and not args.enforce_eager and parallel is None
         here = self.config if parallel is None else parallel.ranks.local(self.config)
         rows = args.block_size // args.ranks.context  # of a block that are on this rank
-        num_blocks, self.max_model_len = _size_pool(args, here, kv_cache_dtype, rows)
+        num_blocks, self.max_model_len = size_pool(args, here, kv_cache_dtype, rows)
         # A CUDA graph runs at a fixed batch width; its empty places write to a block of their own at the end.
         try:
             self.kv = KVCache(here, kv_cache_dtype, args.kv_cache_layout, num_blocks + self.cuda_graphs, rows, device,
-                              self.model.dtype, _attention_backend(args.attention_backend, device, kv_cache_dtype), storage)
+                              self.model.dtype, attention_backend(args.attention_backend, device, kv_cache_dtype), storage)
         except RuntimeError as error:  # torch's word for "out of memory", on a CPU and on CUDA
             raise ConfigError(f"kv_cache_memory_bytes: a pool of {num_blocks} blocks does not fit this machine's memory ({error}); ask for less") from error
         self.pool = BlockPool(num_blocks, args.block_size, args.enable_prefix_caching)
@@ -366,56 +365,3 @@ def _open_stop(text: str, stops: Sequence[str]) -> int:
     """Length of the longest end of `text` that a stop string begins with."""
     longest = min(len(text), max(map(len, stops), default=1) - 1)
     return next((n for n in range(longest, 0, -1) if any(stop.startswith(text[-n:]) for stop in stops)), 0)
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise ConfigError(f"device='{name}': torch sees no CUDA device; use device='cpu' or install a CUDA build of torch")
-    return torch.device(name)
-
-
-def _attention_backend(name: str, device: torch.device, kv_cache_dtype: str) -> str:
-    """"triton" or "torch": what `attention_backend` comes to on this device, for these rows."""
-    if name == "torch" or (name == "auto" and (device.type == "cpu" or kv_cache_dtype not in KERNEL_DTYPES)):
-        return "torch"
-    if kv_cache_dtype not in KERNEL_DTYPES:
-        raise ConfigError(f"attention_backend='triton': no kernel reads rows of kv_cache_dtype='{kv_cache_dtype}'; use attention_backend='torch', "
-                          f"or one of {', '.join(KERNEL_DTYPES)}")
-    from minkernels.launch import use_triton
-
-    try:
-        return "triton" if use_triton(name, torch.empty(0, device=device)) else "torch"
-    except ImportError as error:
-        raise ConfigError(f"attention_backend='triton': {error}") from error
-    except ValueError as error:
-        raise ConfigError("attention_backend='triton' needs a GPU; use attention_backend='torch', or set TRITON_INTERPRET=1 before Triton is "
-                          "imported, which runs the kernels slowly in Python") from error
-
-
-def _dtype(name: str, device: torch.device) -> str:
-    if name != "auto":
-        return name
-    return "float32" if device.type == "cpu" else "bfloat16"
-
-
-def _size_pool(args: EngineArgs, config: ModelConfig, kv_cache_dtype: str, rows: int) -> tuple[int, int]:
-    """Blocks in the pool, and the longest sequence this engine takes; `rows` of a block are on this rank."""
-    block_bytes = cache_layout(config, kv_cache_dtype, args.kv_cache_layout, 1, rows).nbytes
-    longest = args.max_model_len or config.max_position_embeddings
-    if longest > config.max_position_embeddings:
-        raise ConfigError(f"max_model_len={longest}: the model's positions end at {config.max_position_embeddings}")
-    if args.num_gpu_blocks_override is not None:
-        num_blocks = args.num_gpu_blocks_override
-    elif args.kv_cache_memory_bytes is not None:
-        num_blocks = args.kv_cache_memory_bytes // block_bytes
-        if not num_blocks:
-            raise ConfigError(f"kv_cache_memory_bytes={args.kv_cache_memory_bytes}: one block of {args.block_size} tokens takes {block_bytes}; "
-                              f"give more memory or a smaller block_size")
-    else:
-        wanted = args.max_num_seqs * -(-longest // args.block_size)
-        num_blocks = max(1, min(wanted, DEFAULT_KV_BYTES // block_bytes))
-    if args.max_model_len is None:
-        longest = min(longest, num_blocks * args.block_size)
-    return num_blocks, longest

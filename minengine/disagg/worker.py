@@ -97,8 +97,9 @@ class WorkerLoop:
         """
         import torch
 
-        from ..engine import LLMEngine, _device
+        from ..engine import LLMEngine
         from ..kv.fingerprint import model_fingerprint
+        from ..machine import device_named
         from .opening import open_connector
 
         args, storage = start.args, None
@@ -107,7 +108,7 @@ class WorkerLoop:
 
             # Two starts of a worker are two agents: what peers know of the one is not true of the other.
             self._agent = open_agent(f"{start.name}-{os.getpid()}-{secrets.token_hex(4)}", start.transfer)
-            storage = partial(self._agent.allocate, device=str(_device(args.device)))
+            storage = partial(self._agent.allocate, device=str(device_named(args.device)))
         self.engine = engine = LLMEngine(args, storage=storage)
         engine.pool.events = self.events
         fingerprint = model_fingerprint(engine.model)

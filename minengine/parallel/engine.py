@@ -6,8 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..config import EngineArgs
+from ..config import ConfigError, EngineArgs
 from ..engine import LLMEngine
+from ..machine import device_named, dtype_named
 from ..model.batch import Batch
 from ..model.decoder import load_model
 from ..runner import ModelRunner
@@ -64,13 +65,9 @@ def meet(member: Member, args: EngineArgs, timeout_s: float) -> Parallel:
         ConfigError: there is no GPU for this rank.
         PeerLost: not all came.
     """
-    from ..engine import _device
-
-    device = _device(args.device)
+    device = device_named(args.device)
     if device.type == "cuda":
         if device.index is not None or torch.cuda.device_count() < member.size:
-            from ..config import ConfigError
-
             raise ConfigError(f"device='{args.device}': {args.ranks.name} takes {member.size} GPUs and torch sees {torch.cuda.device_count()}; use device='cuda' "
                               "with a GPU for each rank, or device='cpu'")
         device = torch.device("cuda", member.rank)
@@ -80,10 +77,8 @@ def meet(member: Member, args: EngineArgs, timeout_s: float) -> Parallel:
 
 def open_rank(member: Member, args: EngineArgs, timeout_s: float) -> None:
     """Make the engine of a rank other than 0. Where requests are rank 0's alone, it has no use for a tokenizer."""
-    from ..engine import _dtype
-
     parallel = meet(member, args, timeout_s)
     whole = args.ranks.data > 1
-    model = None if whole else load_model(args.model, dtype=_dtype(args.dtype, parallel.device), device=parallel.device, parallel=parallel)
+    model = None if whole else load_model(args.model, dtype=dtype_named(args.dtype, parallel.device), device=parallel.device, parallel=parallel)
     storage = member.storage(str(parallel.device)) if member.storage is not None else None
     member.engine = RankEngine(args, model=model, parallel=parallel, storage=storage)
