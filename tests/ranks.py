@@ -1,5 +1,7 @@
 """Rank processes that stay for a whole test module, and what they run: a rank's part of a model, without engine or scheduler."""
 import itertools
+import os
+import time
 from functools import lru_cache
 from pathlib import Path
 
@@ -8,7 +10,7 @@ from model_harness import Requests
 
 from minengine.arithmetic import topology
 from minengine.model.decoder import load_model
-from minengine.parallel.comm import Parallel
+from minengine.parallel.comm import Parallel, PeerLost
 from minengine.parallel.engine import RankRunner
 from minengine.parallel.group import Group
 from minengine.parallel.ranks import Ranks
@@ -65,3 +67,39 @@ def logits_with(parallel, directory, token_ids, prompts, options):
 def together(parallel, busy):
     """Whether any rank is."""
     return bool(parallel.everyone.all_reduce(torch.tensor([float(busy)]), "test.busy"))
+
+
+# --- how ranks end -----------------------------------------------------------------------------------------------
+
+
+def alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii") as stat:
+            return stat.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def gone(pids, within_s=10.0):
+    """Whether all have ended by then."""
+    until = time.monotonic() + within_s
+    while any(map(alive, pids)) and time.monotonic() < until:
+        time.sleep(0.01)
+    return not any(map(alive, pids))
+
+
+def pid(member):
+    return os.getpid()
+
+
+def sleeps(member):
+    time.sleep(600)
+
+
+def follows_and_fails(member, pids):
+    """Rank 1 has lost a peer, it says; then rank 2 ends of itself."""
+    if member.rank == 1:
+        raise PeerLost("rank 2 is said to be lost")
+    while alive(pids[1]):
+        time.sleep(0.01)
+    return 1 // (2 - member.rank)

@@ -9,6 +9,7 @@ import time
 from functools import lru_cache
 
 import pytest
+import ranks
 import torch
 
 from minengine import LLM, SamplingParams
@@ -19,9 +20,10 @@ from minengine.config import EngineArgs
 from minengine.engine import LLMEngine
 from minengine.model.decoder import load_model
 from minengine.parallel import opening
-from minengine.parallel.group import GroupError
+from minengine.parallel.group import Group, GroupError
 from minengine.parallel.opening import open_engine
 from minengine.request import RequestError, StructuredOutputsParams
+from ranks import alive, gone
 from tiny_directories import write_tiny
 
 TIE = 1e-3  # two best tokens closer than this may change places under another order of summation
@@ -189,7 +191,7 @@ def test_nobody_works_while_nobody_asks(group):
     before = group.counts()
     assert group.step() == [] and group.idle
     spent = [_cpu_s(pid) for pid in group.group.pids]
-    for _ in range(50):
+    for _ in range(2000):
         group.step()
     assert [rank.forwards for rank in group.counts().ranks] == [rank.forwards for rank in before.ranks]
     assert all(_cpu_s(pid) - before <= 0.05 for pid, before in zip(group.group.pids, spent))
@@ -241,7 +243,7 @@ class TestData:
     def test_a_seed_gives_the_same_tokens_on_any_rank(self, engine):
         answers = []
         for rank in (0, 1):
-            engine.add_request("drawn", prompt(9, 1), SamplingParams(max_tokens=12, temperature=1.0, seed=5), data_parallel_rank=rank)
+            engine.add_request("drawn", prompt(9, 1), SamplingParams(max_tokens=12, temperature=1.0), data_parallel_rank=rank, seed=5)
             answers.append(finish(engine)["drawn"].outputs[0].token_ids)
         assert answers[0] == answers[1]
 
@@ -265,22 +267,6 @@ class TestData:
 
 
 # --- ends --------------------------------------------------------------------------------------------------------
-
-
-def alive(pid):
-    try:
-        with open(f"/proc/{pid}/stat", encoding="ascii") as stat:
-            return stat.read().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def gone(pids, within_s=10.0):
-    """Whether all have ended by then."""
-    until = time.monotonic() + within_s
-    while any(map(alive, pids)) and time.monotonic() < until:
-        time.sleep(0.01)
-    return not any(map(alive, pids))
 
 
 class TestEnds:
@@ -341,15 +327,27 @@ class TestEnds:
             assert gone(pids) and not os.path.exists(folder)
 
     @pytest.mark.parametrize("how", ["exits", "killed"])
-    def test_the_ranks_end_with_rank_0(self, how, directory):
-        code = ("import sys, time; from minengine import LLM; llm = LLM(sys.argv[1], topology='TP2', num_threads=1, num_gpu_blocks_override=8, block_size=16);"
-                "print(*llm.llm_engine.group.pids, flush=True); time.sleep(0 if sys.argv[2] == 'exits' else 600)")
-        with subprocess.Popen([sys.executable, "-c", code, directory, how], stdout=subprocess.PIPE, text=True) as first:
+    def test_the_ranks_end_with_rank_0(self, how):
+        """Killed while another rank is in the middle of something; or at its own end, with the group forgotten."""
+        code = ("import sys, time, ranks; from minengine.parallel.group import Group; group = Group(2, 1, 'TP2'); group.call(ranks.pid);"
+                "print(*group.pids, flush=True); sys.argv[1] == 'exits' or (group.tell(ranks.sleeps), print(flush=True), time.sleep(600))")
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        with subprocess.Popen([sys.executable, "-c", code, how], stdout=subprocess.PIPE, text=True, env=env) as first:
             pids = list(map(int, first.stdout.readline().split()))
             if how == "killed":
+                first.stdout.readline()
                 assert all(map(alive, pids))
                 first.kill()
         assert pids and gone(pids)
+
+    def test_the_first_to_end_is_named(self):
+        """Not one that ended because of it, though that was noticed before."""
+        group = Group(3, 1, "TP3")
+        pids = group.call(ranks.pid)
+        group.tell(ranks.follows_and_fails, pids)
+        with pytest.raises(GroupError, match="topology='TP3': rank 2 of 3 ended with exit code 1 .ZeroDivisionError"):
+            group.results()
+        assert gone(group.pids)
 
 
     def test_a_server_hears_of_it_while_nobody_asks(self, directory):

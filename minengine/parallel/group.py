@@ -147,12 +147,6 @@ class Group:
         self.close()
         return self._state.error
 
-    def wait_for_end(self) -> GroupError:
-        """Return when a rank has ended that was not told to: for a thread, where nobody may talk with the ranks for long."""
-        with self._state.changed:
-            self._state.changed.wait_for(lambda: self._state.ends)
-        return self.over(EOFError())
-
     def on_end(self, tell: Callable[[], None]) -> None:
         """Have `tell` called, in any thread, when a rank ends that was not told to; at once if one has."""
         with self._state.changed:
