@@ -13,7 +13,7 @@ import torch
 
 from clusters import ENGINE, alive, alone, collect, given, greedy, make, pid_of, running, tiny, tokens, until, until_gone, until_quiet  # noqa: F401
 from minengine.config import ConfigError, EngineArgs
-from minengine.disagg import supervise
+from minengine.disagg import launch, spawn, supervise
 from minengine.disagg.cluster import Cluster
 from minengine.disagg.plan import ClusterArgs, check_fit, plan
 from minengine.request import RequestError, SamplingParams
@@ -263,7 +263,7 @@ def test_a_worker_that_never_starts_again_is_gone_and_the_last_one_ends_all(tiny
         try:
             stream = cluster.generate([1, 2, 3], greedy(400), "r")
             await anext(stream)
-            monkeypatch.setattr(supervise.sys, "executable", "/bin/false")
+            monkeypatch.setattr(spawn.sys, "executable", "/bin/false")
             os.kill(cluster.workers[0].pid, signal.SIGKILL)
             with pytest.raises(EngineDead, match="engine0"):
                 async for _ in stream:
@@ -307,12 +307,12 @@ def started(monkeypatch):
     """Pids of all processes that are started; none of them may be left."""
     pids = []
 
-    class Noted(supervise.WorkerProcess):
+    class Noted(launch.LocalProcess):
         def __init__(self, *args):
             super().__init__(*args)
             pids.append(self.pid)
 
-    monkeypatch.setattr(supervise, "WorkerProcess", Noted)
+    monkeypatch.setattr(launch, "LocalProcess", Noted)
     yield pids
     until_gone(pids)
 
@@ -330,14 +330,14 @@ def test_a_worker_that_cannot_start_says_why_in_one_sentence(started, tiny):  # 
 
 
 def test_a_worker_that_is_killed_while_it_starts_is_no_hang(started, tiny, monkeypatch):  # noqa: F811
-    noted = supervise.WorkerProcess
+    noted = launch.LocalProcess
 
     class Killed(noted):
         def __init__(self, *args):
             super().__init__(*args)
             self.kill()
 
-    monkeypatch.setattr(supervise, "WorkerProcess", Killed)
+    monkeypatch.setattr(launch, "LocalProcess", Killed)
     with pytest.raises(ConfigError, match="worker engine[01]: was ended by SIGKILL, perhaps for want of memory"):
         make(tiny["llama"])
 

@@ -22,7 +22,8 @@ CLUSTER_OPTIONS = tuple(ClusterArgs.__dataclass_fields__)
 
 
 class Cluster(Chat):
-    """A model served by worker processes on this machine. Close it, or use it as a context manager; its processes end with this one in any case.
+    """A model served by worker processes, on this machine or on the nodes of a cluster. Close it, or use it as a context manager; its processes
+    end with this one in any case.
 
     Works in scripts, notebooks and inside a running asyncio loop: what is asynchronous has a thread of its own.
 

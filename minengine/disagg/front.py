@@ -33,6 +33,7 @@ from ..request import RequestError, SamplingParams
 from ..streams import EngineStats
 from .dispatch import Dispatcher, Read
 from .flight import Flight
+from .launch import open_launcher
 from .messages import Connect, Disconnect, Refused, Report, Reserved, SnapshotPlease, SnapshotTaken, WorkerStats
 from .plan import ClusterArgs, check_fit, plan
 from .router import Router, WorkerSpec
@@ -63,6 +64,7 @@ class WorkerInfo:
     num_waiting: int
     transfer: str  # how KV moves, "" where it does not
     transfers: Mapping[str, float]
+    node: str = ""  # of a cluster; "" for this machine
 
 
 class AsyncCluster(Dispatcher):
@@ -77,7 +79,13 @@ class AsyncCluster(Dispatcher):
     def __init__(self, args: EngineArgs, cluster: ClusterArgs = ClusterArgs(), *, max_num_waiting: int = 1024) -> None:
         from ..tokenizer import load_tokenizer
 
-        starts = plan(args, cluster)
+        tokenizer = load_tokenizer(args.model)  # before any process is made: a name that is no model is found here
+        launcher = open_launcher(cluster.cluster)
+        try:
+            starts = plan(args, cluster, launcher.shares)
+        except BaseException:
+            launcher.close()
+            raise
         self.cluster_args = cluster
         self._lock = RLock()
         self._flights: dict[str, Flight] = {}
@@ -92,10 +100,9 @@ class AsyncCluster(Dispatcher):
         self._router = Router(cluster.router_policy, block_size=self._block_size, clock=time.perf_counter, seed=args.seed, workers=[
             # As many again as can run may wait there: an ended request is followed at once, and what is routed late is routed well.
             WorkerSpec(start.name, start.role, 2 * start.args.max_num_seqs, "here") for start in starts])
-        self._supervisor = Supervisor(starts, self, lock=self._lock, worker_timeout_s=cluster.worker_timeout_s)
+        self._supervisor = Supervisor(starts, self, lock=self._lock, launcher=launcher, worker_timeout_s=cluster.worker_timeout_s)
         self._workers = self._supervisor.workers
         self._ready = False
-        tokenizer = load_tokenizer(args.model)  # before any process is made: a name that is no model is found here
         self._supervisor.begin()
         self._supervisor.wait()
         try:
@@ -126,7 +133,8 @@ class AsyncCluster(Dispatcher):
         up = worker.state in ("up", "sick")
         return WorkerInfo(worker.name, worker.role, worker.state, worker.process.pid if worker.process else None, worker.restarts, ready.num_threads,
                           layout.order, ready.kv_cache_dtype, layout.block_size, ready.num_blocks, stats.num_free_blocks if up else 0,
-                          stats.num_running if up else 0, stats.num_waiting if up else 0, ready.about_transfer, stats.transfers)
+                          stats.num_running if up else 0, stats.num_waiting if up else 0, ready.about_transfer, stats.transfers,
+                          worker.process.node if worker.process else "")
 
     def stats(self) -> EngineStats:
         with self._lock:

@@ -1,4 +1,4 @@
-"""What the front and its workers say to each other, pickled over a socket pair. Plain data: no process can be confused by another's state.
+"""What the front and its workers say to each other, pickled over a socket. Plain data: no process can be confused by another's state.
 
     front  -> worker   Start, then AddRequest, Resumed, Abort, Release, Renew, Connect, Disconnect, SnapshotPlease, Ping, Stop
     worker -> front    Ready or StartFailed, then Report (one a step), Reserved, Refused, SnapshotTaken, Pong, Failed
@@ -8,6 +8,7 @@ under a key that the front has given up is stale, and dropped.
 """
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -201,8 +202,10 @@ class SnapshotTaken(NamedTuple):
     snapshot: Snapshot
 
 
-class Pong(NamedTuple):
+@dataclass(frozen=True)
+class Pong:
     number: int
+    clock_s: float = field(default_factory=time.perf_counter)  # of its machine, when it answered
 
 
 class Failed(NamedTuple):

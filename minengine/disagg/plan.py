@@ -1,11 +1,12 @@
 """Which workers a cluster has, and whether they fit together."""
 from __future__ import annotations
 
-import os
+import re
 from dataclasses import dataclass
-from typing import Any, Mapping
+from typing import Any, Callable, Mapping
 
 from ..config import ConfigError, EngineArgs
+from .launch import LocalLauncher
 from .messages import Ready, Start
 from .router import POLICIES
 from .source import check_pools
@@ -24,6 +25,7 @@ class ClusterArgs:
         prefill_args, decode_args: fields of EngineArgs that are different on the workers of that role.
         worker_timeout_s: a worker that says nothing for so long gets no requests, and its own are continued elsewhere.
         transfer: "nixl", "shm" (a copy through shared memory, on one machine), or "auto": NIXL where it is there.
+        cluster: whose nodes the workers run on, an address as Ray has it: "ray://HOST:PORT", "HOST:PORT" or "auto"; None: on this machine.
     """
 
     prefill: int = 0
@@ -33,6 +35,7 @@ class ClusterArgs:
     decode_args: Mapping[str, Any] | None = None
     worker_timeout_s: float = 5.0
     transfer: str = "auto"
+    cluster: str | None = None
 
     def __post_init__(self) -> None:
         def demand(ok: bool, name: str, remedy: str) -> None:
@@ -51,10 +54,16 @@ class ClusterArgs:
             demand(getattr(self, name) is None or isinstance(getattr(self, name), Mapping), name, "use a dict of engine options")
         demand(self.prefill > 0 or not self.prefill_args, "prefill_args", "there is no prefill worker to have them; use decode_args, or prefill=1")
         demand(self.prefill > 0 or self.transfer == "auto", "transfer", "without prefill workers no KV moves; leave it out, or use prefill=1")
+        demand(self.cluster is None or isinstance(self.cluster, str) and re.fullmatch(r"auto|(ray://)?[^\s/]+:\d{1,5}", self.cluster) is not None, "cluster",
+               "use ray://HOST:PORT, HOST:PORT or auto, or leave it out for workers on this machine")
+        demand(self.cluster is None or self.transfer != "shm", "transfer", "nodes of a cluster share no memory; use nixl, or leave out cluster")
 
 
-def plan(args: EngineArgs, cluster: ClusterArgs) -> list[Start]:
+def plan(args: EngineArgs, cluster: ClusterArgs, shares: Callable[[int | None, int], list[int]] | None = None) -> list[Start]:
     """The workers, prefill first. The machine's cores, or `args.num_threads`, are split among those whose own arguments name no number.
+
+    Args:
+        shares: a launcher's, how they are split (launch.py).
 
     Raises:
         ConfigError: an argument of a role is none of the engine's.
@@ -62,11 +71,10 @@ def plan(args: EngineArgs, cluster: ClusterArgs) -> list[Start]:
     if args.kv_transfer != "pull" and not cluster.prefill:
         raise ConfigError(f"kv_transfer={args.kv_transfer!r}: without prefill workers no KV moves; leave it out, or use prefill=1")
     roles = ["prefill"] * cluster.prefill + ["decode" if cluster.prefill else "both"] * cluster.decode
-    total = args.num_threads or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else args.num_threads or os.cpu_count() or 1
-    shares = [max(1, total // len(roles) + (i < total % len(roles))) for i in range(len(roles))]
+    transfer = "nixl" if cluster.cluster is not None else cluster.transfer
     numbers = dict.fromkeys(roles, 0)
     starts = []
-    for role, share in zip(roles, shares):
+    for role, share in zip(roles, (shares or LocalLauncher().shares)(args.num_threads, len(roles))):
         own_name = "prefill_args" if role == "prefill" else "decode_args"
         own = dict(getattr(cluster, own_name) or {})
         fields = {name: getattr(args, name) for name in args.__dataclass_fields__}
@@ -75,7 +83,7 @@ def plan(args: EngineArgs, cluster: ClusterArgs) -> list[Start]:
         except ConfigError as error:
             raise ConfigError(f"{own_name}: {error}") from error
         starts.append(Start(name=f"{'engine' if role == 'both' else role}{numbers[role]}", role=role, args=engine,
-                            transfer=cluster.transfer if cluster.prefill else None))
+                            transfer=transfer if cluster.prefill else None))
         numbers[role] += 1
     return starts
 

@@ -5,30 +5,23 @@
         └── after a pause ─┴─── its process ended ◀───────────────┘
     gone: it has ended MAX_STARTS times in a row before it was up
 
-A worker's process is a Python of its own, not a fork, that imports nothing of the program that made it: a notebook or a script without a
-`__main__` guard can have workers. It ends with its parent, however that ends (worker.py).
+Where a worker's process runs and how it is reached is a launcher's part (launch.py); all else is the same on this machine and on others.
 
 Everything that is told to the listener is told under `lock`, one thing at a time.
 """
 from __future__ import annotations
 
 import logging
-import os
-import pickle
 import signal
-import socket
-import subprocess
-import sys
 import time
-from multiprocessing.connection import Connection
-from queue import SimpleQueue
 from threading import Condition, Event, RLock, Thread
 from typing import Any, Callable, Protocol, Sequence
 
 from ..config import ConfigError
+from .launch import STOP_S, Launcher, LocalLauncher, WorkerProcess
 from .messages import Failed, Ping, Pong, Ready, Start, StartFailed, Stop
 
-__all__ = ["Listener", "Supervisor", "Worker", "WorkerProcess"]
+__all__ = ["Listener", "Supervisor", "Worker"]
 
 log = logging.getLogger("minengine.cluster")
 
@@ -36,7 +29,6 @@ SICK_S = 60.0  # a stopped process may be in somebody's debugger, for so long
 MAX_STARTS = 5
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 30.0
 STABLE_S = 60.0  # up for so long, a worker's earlier ends are forgotten
-STOP_S = 5.0  # for a step that is under way when all is to end
 
 
 class Listener(Protocol):
@@ -48,64 +40,6 @@ class Listener(Protocol):
     def worker_well(self, worker: Worker) -> None: ...
     def worker_said(self, worker: Worker, message: Any) -> None: ...
     def looked_after(self) -> None: ...  # now and then
-
-
-class WorkerProcess:
-    """One process, from its start to its end. A thread reads what it says; another writes, so that nobody waits for one that does not read.
-
-    Args:
-        on_message: called in the reading thread; on_end: the same, once, with the exit code.
-    """
-
-    def __init__(self, start: Start, on_message: Callable[["WorkerProcess", Any], None], on_end: Callable[["WorkerProcess", int], None]) -> None:
-        mine, its = socket.socketpair()
-        threads = str(start.args.num_threads or 1)
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
-        env.setdefault("UCX_LOG_LEVEL", "fatal")  # what fails is told by exceptions; a killed peer would be several lines of every other worker
-        try:
-            # A session of its own: Ctrl-C in the terminal is for the parent, which ends its workers when it has drained.
-            self.popen = subprocess.Popen([sys.executable, "-m", "minengine.disagg.worker", str(its.fileno()), str(os.getpid())], env=env,
-                                          pass_fds=[its.fileno()], stdin=subprocess.DEVNULL, stdout=2, start_new_session=True)
-        except BaseException:
-            mine.close()
-            raise
-        finally:
-            its.close()
-        self.pid = self.popen.pid
-        self._connection = Connection(mine.detach())
-        self._outbox: SimpleQueue[bytes | None] = SimpleQueue()
-        self._on_message, self._on_end = on_message, on_end
-        for name, target in (("reads", self._read), ("writes", self._write)):
-            Thread(target=target, name=f"{start.name} {name}", daemon=True).start()
-        self.send(start)
-
-    def send(self, message: Any) -> None:
-        self._outbox.put(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
-
-    def kill(self) -> None:
-        self.popen.kill()
-
-    def _write(self) -> None:
-        try:
-            while (data := self._outbox.get()) is not None:
-                self._connection.send_bytes(data)
-        except OSError:  # it has ended: the reading thread sees that too
-            pass
-
-    def _read(self) -> None:
-        try:
-            while True:
-                self._on_message(self, self._connection.recv())
-        except (EOFError, OSError):
-            pass
-        self._outbox.put(None)
-        try:
-            code = self.popen.wait(STOP_S)
-        except subprocess.TimeoutExpired:  # it let go of its end and does not end
-            self.kill()
-            code = self.popen.wait()
-        self._connection.close()
-        self._on_end(self, code)
 
 
 class Worker:
@@ -139,16 +73,18 @@ class Worker:
 class Supervisor:
     """
     Args:
+        launcher: starts the processes, and is closed when they have been stopped; processes of this machine by default.
         worker_timeout_s: silence after which a worker counts as sick.
         start_timeout_s: a process that is not ready by then is killed.
     """
 
-    def __init__(self, starts: Sequence[Start], listener: Listener, *, lock: RLock, worker_timeout_s: float = 5.0, start_timeout_s: float = 600.0,
-                 clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, starts: Sequence[Start], listener: Listener, *, lock: RLock, launcher: Launcher | None = None, worker_timeout_s: float = 5.0,
+                 start_timeout_s: float = 600.0, clock: Callable[[], float] = time.perf_counter) -> None:
         self.workers = {start.name: Worker(start) for start in starts}
         self.lock = lock
         self.worker_timeout_s, self.start_timeout_s = worker_timeout_s, start_timeout_s
         self._listener, self._clock = listener, clock
+        self._launcher = launcher or LocalLauncher()
         self._interval_s = min(1.0, worker_timeout_s / 4)
         self._wake = Event()
         self._changed = Condition(lock)
@@ -188,16 +124,15 @@ class Supervisor:
         self._wake.set()
         until_s = self._clock() + STOP_S
         for process in processes:
-            try:
-                process.popen.wait(max(0.0, until_s - self._clock()))
-            except subprocess.TimeoutExpired:
+            if not process.wait(max(0.0, until_s - self._clock())):
                 process.kill()
-                process.popen.wait()
+                process.wait()
         if self._thread.ident is not None:
             self._thread.join()
         with self.lock:
             for worker in self.workers.values():
                 worker.state, worker.process = "stopped", None
+        self._launcher.close()
 
     # --- the supervisor's thread --------------------------------------------------------------------------------
 
@@ -218,7 +153,7 @@ class Supervisor:
             self._wake.clear()
         for worker in self.workers.values():  # what they made must not outlive them because this thread was quicker
             if worker.process is not None:
-                worker.process.popen.wait()
+                worker.process.wait()
 
     def _look_after(self, worker: Worker, now_s: float, overslept: bool) -> None:
         if worker.state == "stopped" and now_s >= worker.start_at_s:
@@ -232,7 +167,7 @@ class Supervisor:
             worker.ping_s = now_s
         elif worker.state == "up" and now_s - worker.ping_s > self.worker_timeout_s:
             worker.state, worker.since_s = "sick", now_s
-            log.warning("worker %s (process %d) has not answered for %.1f s: its requests go on elsewhere", worker.name, worker.process.pid, self.worker_timeout_s)
+            log.warning("worker %s (%s) has not answered for %.1f s: its requests go on elsewhere", worker.name, worker.process.about, self.worker_timeout_s)
             self._listener.worker_sick(worker)
         elif worker.state == "sick" and now_s - worker.since_s > SICK_S:
             worker.last_words = f"has not answered for {now_s - worker.ping_s:.0f} s"
@@ -241,7 +176,7 @@ class Supervisor:
     def _spawn(self, worker: Worker, now_s: float) -> None:
         worker.state, worker.since_s, worker.last_words = "starting", now_s, None
         try:
-            worker.process = WorkerProcess(worker.start, self._heard, self._ended)
+            worker.process = self._launcher.launch(worker.start, self._heard, self._ended)
             worker.restarts += 1
         except OSError as error:
             self._down(worker, f"cannot be started ({error})", now_s)
@@ -264,7 +199,7 @@ class Supervisor:
             worker.ping_s = None
             if worker.state == "sick":
                 worker.state, worker.since_s = "up", self._clock()
-                log.warning("worker %s (process %d) answers again", worker.name, process.pid)
+                log.warning("worker %s (%s) answers again", worker.name, process.about)
                 self._listener.worker_well(worker)
             if isinstance(message, Pong):
                 return
@@ -273,13 +208,13 @@ class Supervisor:
             elif isinstance(message, Ready):
                 worker.state, worker.ready, worker.since_s = "up", message, self._clock()
                 if worker.restarts:
-                    log.warning("worker %s is up again, as process %d", worker.name, process.pid)
+                    log.warning("worker %s is up again, as %s", worker.name, process.about)
                 self._listener.worker_up(worker)
                 self._changed.notify_all()
             else:
                 self._listener.worker_said(worker, message)
 
-    def _ended(self, process: WorkerProcess, code: int) -> None:
+    def _ended(self, process: WorkerProcess, code: int | str) -> None:
         with self.lock:
             worker = self._find(process)
             if worker is None:
@@ -292,7 +227,7 @@ class Supervisor:
             self._wake.set()
 
     def _down(self, worker: Worker, why: str, now_s: float) -> None:
-        pid = worker.process.pid if worker.process is not None else None
+        about = worker.process.about if worker.process is not None else "no process"
         worker.process, worker.ping_s = None, None
         worker.failures += 1
         if self._starting:
@@ -301,12 +236,14 @@ class Supervisor:
             self._changed.notify_all()
             return
         worker.state = "gone" if worker.failures > MAX_STARTS else "stopped"
-        log.warning("worker %s (process %s) %s; %s", worker.name, pid, why, "it is not started again" if worker.state == "gone" else "another is started")
+        log.warning("worker %s (%s) %s; %s", worker.name, about, why, "it is not started again" if worker.state == "gone" else "another is started")
         worker.start_at_s = now_s + min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 4 ** (worker.failures - 1))
         self._listener.worker_down(worker, why)
 
 
-def _end(code: int, state: str) -> str:
+def _end(code: int | str, state: str) -> str:
+    if isinstance(code, str):
+        return code
     if code >= 0:
         return f"ended by itself with exit code {code}"
     name = signal.Signals(-code).name if -code in {each.value for each in signal.Signals} else f"signal {-code}"

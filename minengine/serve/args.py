@@ -38,6 +38,7 @@ CLUSTER_HELP = {
     "prefill_args": 'options of the prefill workers alone, as JSON: {"block_size": 256} (default: none)',
     "decode_args": "the same of those that write the answers (default: none)",
     "transfer": "how KV moves: nixl, shm (a copy through shared memory), or auto: NIXL where it is there",
+    "cluster": "whose nodes the workers run on: a Ray cluster's ray://HOST:PORT or HOST:PORT, or auto, the one of this machine (default: this machine, without Ray)",
 }
 LIMITS_HELP = {
     "max_body_bytes": "of a request",
@@ -90,6 +91,7 @@ class ServeArgs:
     prefill_args: str | None = None
     decode_args: str | None = None
     transfer: str = "auto"
+    cluster: str | None = None
 
     def __post_init__(self) -> None:
         def demand(ok: bool, name: str, remedy: str) -> None:
@@ -108,15 +110,16 @@ class ServeArgs:
         for f in fields(self):
             if f.name in CLUSTER_HELP and f.name != "decode":
                 demand(self.decode > 0 or getattr(self, f.name) == f.default, f.name, "is for workers, and there are none; use decode=1 or more, or leave it out")
-        self.cluster  # what is wrong with it is said now
+        self.cluster_args  # what is wrong with it is said now
 
     @property
-    def cluster(self) -> ClusterArgs | None:
+    def cluster_args(self) -> ClusterArgs | None:
         """The workers; None: the engine is in this process."""
         if not self.decode:
             return None
         return ClusterArgs(prefill=self.prefill, decode=self.decode, router_policy=self.router_policy, worker_timeout_s=self.worker_timeout_s,
-                           prefill_args=self._dict("prefill_args"), decode_args=self._dict("decode_args"), transfer=self.transfer)
+                           prefill_args=self._dict("prefill_args"), decode_args=self._dict("decode_args"), transfer=self.transfer,
+                           cluster=self.cluster)
 
     def _dict(self, name: str) -> dict[str, Any] | None:
         text = getattr(self, name)

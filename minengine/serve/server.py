@@ -87,16 +87,16 @@ class _Server(uvicorn.Server):
 
 
 def _engine(args: ServeArgs) -> AsyncFront:
-    if args.cluster is None:
+    if args.cluster_args is None:
         from ..async_llm import AsyncLLM
 
         return AsyncLLM.from_engine_args(args.engine, max_num_waiting=args.max_num_waiting)
     from ..disagg.front import AsyncCluster
 
-    engine = AsyncCluster(args.engine, args.cluster, max_num_waiting=args.max_num_waiting)
+    engine = AsyncCluster(args.engine, args.cluster_args, max_num_waiting=args.max_num_waiting)
     for worker in engine.workers:
-        _say(f"worker {worker.name}: process {worker.pid}, {worker.num_threads} threads, {worker.num_blocks} blocks of {worker.block_size} tokens as "
-             f"{worker.kv_cache_dtype} {worker.kv_cache_layout}" + (f", KV by {worker.transfer}" if worker.transfer else ""))
+        _say(f"worker {worker.name}: process {worker.pid}{f' on {worker.node}' if worker.node else ''}, {worker.num_threads} threads, {worker.num_blocks} blocks "
+             f"of {worker.block_size} tokens as {worker.kv_cache_dtype} {worker.kv_cache_layout}" + (f", KV by {worker.transfer}" if worker.transfer else ""))
     return engine
 
 
