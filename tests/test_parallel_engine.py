@@ -204,9 +204,10 @@ def _cpu_s(pid):
 
 def test_errors_are_one_ranks(group):
     """What can never be served is refused at once, wherever it would have gone; and the group goes on."""
-    for _ in range(group.args.ranks.gpus):
+    for rank in range(group.args.ranks.data):
+        where = {"data_parallel_rank": rank} if group.args.ranks.data > 1 else {}
         with pytest.raises(RequestError, match="prompt: has 700 tokens"):
-            group.add_request("long", [1] * 700)
+            group.add_request("long", [1] * 700, **where)
     assert not group.has_unfinished_requests()
     group.add_request("twice", [1, 2, 3], SamplingParams(max_tokens=2))
     with pytest.raises(RequestError, match="in use"):

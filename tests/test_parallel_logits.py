@@ -7,7 +7,11 @@ from model_harness import Requests, worst
 from ranks import logits_with, run
 from tiny_directories import write_tiny
 
+from minengine.arithmetic import rank_weights, topology
 from minengine.model.decoder import load_model
+from minengine.model.weights import open_model
+from minengine.parallel.ranks import Ranks
+from minengine.parallel.shard import ShardedSource
 
 SCALE = 1e-4  # of the largest logit
 ROUNDED = 5e-3  # with packed rows: what differs in its last bit may be rounded to a neighbour
@@ -67,6 +71,21 @@ def test_logits_of_the_model_that_is_shipped(name, directories):
 ])
 def test_any_row_and_layout(name, options, scale, directories):
     check(name, directories["dense"], scale, **options)
+
+
+@pytest.mark.parametrize("name", ["TP4", "TEP4", "DEP4"])
+def test_a_rank_reads_no_more_than_its_part(name, directories, monkeypatch):
+    """From safetensors: what is split is never read whole, and other ranks' experts not at all."""
+    config, source = open_model(directories["tiny"])
+    whole, load = [], source.load
+    monkeypatch.setattr(source, "load", lambda tensor: whole.append(tensor) or load(tensor))
+    for rank in range(4):
+        here = ShardedSource(source, Ranks(topology(name), rank), config.n_routed_experts)
+        assert sum(here.take(tensor).nbytes for tensor in here.names()) == sum(rank_weights(config, name, rank).values())
+        assert not here.left()
+    split = ("q_b_proj", "kv_b_proj", "o_proj", "embed_tokens", "lm_head", "gate_proj", "up_proj", "down_proj")
+    if name != "DEP4":
+        assert not [tensor for tensor in whole if tensor.split(".")[-2] in split and not (name == "TEP4" and ".experts." in tensor)]
 
 
 @pytest.mark.parametrize("name", ["TP2", "TP4"])
