@@ -262,7 +262,7 @@ def test_notices_that_come_early_twice_or_late_end_nothing_that_they_are_not_for
         try:
             async with watched(cluster, answers) as w:
                 trouble = [w.moved("decode0", what) for what in ("failed", "expired")]
-                facts = {name: cluster._workers[name].ready.facts for name in ("prefill0", "decode0")}
+                facts = {name: cluster._workers[name].ready.pools[0] for name in ("prefill0", "decode0")}
                 for each in facts.values():
                     stranger.connect(each.metadata)
                 w.start("before", prompt(40))

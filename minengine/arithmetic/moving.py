@@ -1,11 +1,16 @@
-"""Moving a cache: the pieces that a layout cuts one request into, their bytes, and what a transfer of them takes."""
+"""Moving a cache: the pieces that a layout cuts one request into, their bytes, who takes which of them, and what a transfer takes."""
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from minengine.config import KV_CACHE_LAYOUTS, ConfigError
 
-__all__ = ["Copies", "copy_costs", "descriptors", "request_copies", "transfer_time_s", "wire_time_s"]
+from .copies import topology
+from .sharding import rank_share
+
+__all__ = ["Copies", "Take", "Taken", "copy_costs", "descriptors", "request_copies", "taken", "takes", "transfer_time_s", "wire_time_s"]
 
 
 def descriptors(layout: str, tokens: int, block_size: int, layers: int, regions_per_layer: int = 1, indexer_planes: int = 0) -> int:
@@ -64,6 +69,77 @@ def request_copies(layout: str, tokens: int, block_size: int, layers: int, row: 
         nbytes=blocks * block_size * token,
         used_bytes=tokens * token,
     )
+
+
+# --- from one topology to another --------------------------------------------------------------------------------
+
+class Take(NamedTuple):
+    """What one rank reads of a request from one rank that has rows of it."""
+
+    source: int  # that rank
+    first: int  # tokens first, first + every, first + 2 * every, ...
+    every: int
+    heads: range  # of the model's; range(1) of a latent, which has none
+
+
+def takes(held: str, kept: str, rank: int, kv_heads: int = 1) -> list[Take]:
+    """Who rank `rank` of a group of topology `kept` reads a request's rows from, when a group of topology `held` has them.
+
+    A tensor-parallel rank has all rows of a latent: one of them is enough, and readers are spread over them. With DCP it has every m-th row.
+    Of grouped heads (kv_heads above 1) it has those of its own heads. Of a data-parallel group one rank has the request, and has all
+    of it: the topology counts as one rank on that side, number 0.
+
+    Raises:
+        ConfigError: a topology that cannot be read, or heads that its ranks do not divide.
+    """
+    here, there = topology(kept), topology(held)
+    if kv_heads > 1:
+        for name, shape in ((kept, here), (held, there)):
+            if kv_heads % shape.tensor or shape.context > 1:
+                raise ConfigError(f"topology='{name}': {kv_heads} heads are not split so; use a number of tensor-parallel ranks that divides them")
+        mine = rank_share(kv_heads, here.tensor, rank)
+        theirs = [rank_share(kv_heads, there.tensor, source) for source in range(there.tensor)]
+        common = [range(max(mine.start, part.start), min(mine.stop, part.stop)) for part in theirs]
+        return [Take(source, 0, 1, heads) for source, heads in enumerate(common) if heads]
+    group = rank // here.context % (there.tensor // there.context)  # of ranks that have all rows between them
+    every = math.lcm(here.context, there.context)
+    return [Take(group * there.context + first % there.context, first, every, range(1))
+            for first in range(every) if first % here.context == rank % here.context]
+
+
+class Taken(NamedTuple):
+    """What a `Take` comes to."""
+
+    source: int
+    pieces: int  # before neighbours are joined
+    nbytes: int
+
+
+def taken(held: str, kept: str, rank: int, layout: str, tokens: int, block_size: int, layers: int, row: int, *, kv_heads: int = 1,
+          indexer_planes: int = 0, indexer: int = 0, start: int = 0) -> list[Taken]:
+    """The pieces that `takes` comes to for tokens `start` to `tokens`, between pools of one layout and block size.
+
+    Where both ranks keep the same rows and heads of a block, whole blocks move; else row by row, or as many rows as lie side by side on both
+    sides: of a head in the layouts that have a block's tokens innermost.
+
+    Args:
+        start: a whole number of blocks.
+        row, indexer: bytes of a token in one head, and of its indexer key, in one layer.
+    """
+    here, there = topology(kept), topology(held)
+    found = []
+    for source, first, every, heads in takes(held, kept, rank, kv_heads):
+        count = len(range(start + first, tokens, every))
+        if here.context == there.context and (kv_heads == 1 or here.tensor == there.tensor):
+            apart = layout == "LHBNC"  # heads outside the blocks: a piece of its own for each
+            copies = request_copies(layout, count, block_size // here.context, layers, len(heads) * row, len(heads) if apart else 1, indexer_planes, indexer)
+            found.append(Taken(source, copies.count, copies.nbytes))
+            continue
+        runs = -(-tokens // block_size) - start // block_size if every == 1 and layout.endswith("NC") else count
+        if not count:
+            runs = 0
+        found.append(Taken(source, runs * (layers * len(heads) + indexer_planes), count * (layers * len(heads) * row + indexer_planes * indexer)))
+    return found
 
 
 def transfer_time_s(nbytes: float, pieces: float, byte_s: float, copy_s: float) -> float:

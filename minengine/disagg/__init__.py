@@ -4,6 +4,9 @@ What goes wrong, when it is noticed, and what the caller gets. "Goes on" is: on 
 tokens that were given so far, none lost and none twice; "computed": by the decoder itself, which costs the time of a prefill.
 
     a worker's process ends                      at once (its pipe closes)               goes on; an error after the third worker that it took along
+    one of its ranks ends                        at once                                 its worker ends with it
+    a rank stands still                          60 s, in a step                         its worker ends
+    a rank cannot read its share of the rows     at once, or kv_transfer_timeout_s       computed by all ranks; the blocks wait until each has answered
     a worker stands still                        worker_timeout_s, 5 s                   goes on; what it says when it moves again is stale
     ... for a minute more                        then it is killed                       and started again
     a read or a write does not end               kv_transfer_timeout_s, 10 s             computed; its blocks stay out of use until the other side moves or has ended

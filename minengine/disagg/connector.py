@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections import deque
+from dataclasses import asdict, replace
 from itertools import count
 from typing import Any, Callable, Sequence
 
@@ -23,10 +24,11 @@ from .agents import Agent, TransferError
 from .holds import Holds
 from .io_thread import IOThread, guarded
 from .kv_io import KVIO
+from .links import Gone, Links, Met
 from .loads import Load, Pull, Pushed, TierLoad
 from .moved import TransferFacts, TransferTotals
 from .pushes import Push, Pushes
-from .source import KVSource, KVTarget, Notice, PoolFacts, Reserve, check_pools
+from .source import KVSource, KVTarget, Notice, PoolFacts, RankFacts, Reserve, check_pools
 
 __all__ = ["WorkerConnector"]
 
@@ -46,15 +48,18 @@ class WorkerConnector:
         on_reserved: called with (request_id, KVTarget) by the I/O thread when a request with a `Reserve` has its blocks.
         kv_transfer_timeout_s: what a transfer may take; None: what the engine's arguments say.
         fingerprint: of the engine's weights, where it is known already.
+        links, others: of an engine whose ranks split every step: to the other ranks, and how to reach their parts of the pool. Each of them reads
+            its own share of what is loaded.
 
     Raises:
         TransferError: the agent cannot register the pool.
     """
 
     def __init__(self, engine: Any, agent: Agent | None = None, *, tier: Any = None, wake: Callable[[], None] | None = None,
-                 on_reserved: Callable[[str, KVTarget], None] | None = None, kv_transfer_timeout_s: float | None = None, fingerprint: str | None = None) -> None:
+                 on_reserved: Callable[[str, KVTarget], None] | None = None, kv_transfer_timeout_s: float | None = None, fingerprint: str | None = None,
+                 links: Links | None = None, others: Sequence[RankFacts] = ()) -> None:
         args = engine.args
-        self.engine, self.agent, self.tier = engine, agent, tier
+        self.engine, self.agent, self.tier, self.links = engine, agent, tier, links
         self.wake, self.on_reserved = wake or (lambda: None), on_reserved or (lambda request_id, target: None)
         self.timeout_s = args.kv_transfer_timeout_s if kv_transfer_timeout_s is None else kv_transfer_timeout_s
         self.event = args.load_admission == "event"
@@ -69,7 +74,9 @@ class WorkerConnector:
         self._reservations = count(secrets.randbits(62))  # none that an earlier start of this worker had
         self.io = self.holds = self.pushes = None
         if agent is not None:
-            self.io = KVIO(agent, engine.kv, fingerprint or model_fingerprint(engine.model))
+            self.io = KVIO(agent, engine.kv, fingerprint or model_fingerprint(engine.model), kv_heads=engine.config.kv_heads,
+                           topology=args.ranks.name if links is not None else "TP1")
+            self.io.facts = replace(self.io.facts, others=tuple(others))
             self.holds = Holds(engine, self.io, args.kv_lease_s, self.totals)
             self.pushes = Pushes(engine, self.io, self._cond, self._push_ended, self.timeout_s)
             if args.kv_transfer == "push_layers":
@@ -94,7 +101,7 @@ class WorkerConnector:
         if isinstance(request.source, Reserve):
             load = Pushed(request, block_ids, num_cached_blocks, next(self._reservations), self.timeout_s, self.engine.args.kv_lease_s)
         else:
-            load = Pull(request, block_ids, num_cached_blocks, self.io.fence() if self.io else None, self.timeout_s)
+            load = Pull(request, block_ids, num_cached_blocks, self.io.fence() if self.io else None, self.timeout_s, self.links)
         with self._cond:
             self._loads[request.request_id] = load
             self._moving.append(load)
@@ -191,9 +198,22 @@ class WorkerConnector:
         """
         check_pools(self.facts, other)
 
-    def connect(self, metadata: bytes) -> None:
-        """Get to know another worker's agent before its first transfer."""
-        self._thread.do(lambda: self.io.connect(metadata))
+    @property
+    def pools(self) -> tuple[PoolFacts, ...]:
+        """Of all ranks that have one of their own."""
+        return (self.facts,) if self.io is not None else ()
+
+    @property
+    def num_free_blocks(self) -> int:
+        return self.engine.num_free_blocks
+
+    def counts(self) -> dict[str, float]:
+        """Counts and seconds of `totals`, by name."""
+        return {name: value for name, value in asdict(self.totals).items() if name != "outcomes"}
+
+    def connect(self, pool: PoolFacts) -> None:
+        """Get to know another worker's agents before the first transfer."""
+        self._thread.do(lambda: self._meet(pool))
 
     def peer_gone(self, agent: str) -> None:
         """That worker's process has ended (it is not merely slow): nothing of it touches this one's memory from now on."""
@@ -311,8 +331,16 @@ class WorkerConnector:
                 with self._cond:
                     load.quiet = True
 
+    def _meet(self, pool: PoolFacts) -> None:
+        if self.links is not None:
+            self.links.tell(Met(pool))
+        self.io.connect(pool.metadata)
+        self.io.connect_sources(pool)
+
     def _forget(self, agent: str) -> None:
         self.io.part(agent)
+        if self.links is not None:
+            self.links.tell(Gone(agent))
         self.pushes.gone(agent)
         now_s = self.engine.clock()
         for load in self._moving:

@@ -95,7 +95,7 @@ class Dispatcher(AsyncFront):
         elif flight.prefill == flight.decode or flight.params.max_tokens - len(flight.token_ids) == 1:
             self._give(flight, flight.prefill)  # its next token is its last: nothing is to be handed over
         elif self.engine_args.kv_transfer == "push_layers":
-            self._give(flight, flight.decode, source=Reserve(self._workers[flight.prefill].ready.facts))
+            self._give(flight, flight.decode, source=Reserve(self._workers[flight.prefill].ready.pools[0]))
             flight.awaits = flight.prefill
         else:
             self._give(flight, flight.prefill, hold=True)

@@ -65,6 +65,8 @@ class WorkerInfo:
     transfer: str  # how KV moves, "" where it does not
     transfers: Mapping[str, float]
     node: str = ""  # of a cluster; "" for this machine
+    topology: str = "TP1"  # of its ranks, each of which has `num_threads` and a pool of `num_blocks`
+    num_ranks: int = 1
 
 
 class AsyncCluster(Dispatcher):
@@ -99,7 +101,7 @@ class AsyncCluster(Dispatcher):
         self._block_size = starts[0].args.block_size  # the router counts in blocks of those who read prompts
         self._router = Router(cluster.router_policy, block_size=self._block_size, clock=time.perf_counter, seed=args.seed, workers=[
             # As many again as can run may wait there: an ended request is followed at once, and what is routed late is routed well.
-            WorkerSpec(start.name, start.role, 2 * start.args.max_num_seqs, "here") for start in starts])
+            WorkerSpec(start.name, start.role, 2 * start.args.max_num_seqs * start.args.ranks.data, "here") for start in starts])
         self._supervisor = Supervisor(starts, self, lock=self._lock, launcher=launcher, worker_timeout_s=cluster.worker_timeout_s)
         self._workers = self._supervisor.workers
         self._ready = False
@@ -112,7 +114,7 @@ class AsyncCluster(Dispatcher):
                 one = next(iter(ready.values()))
                 self._grammars: GrammarBackend | None = None
                 super().__init__(args=args, tokenizer=tokenizer, config=one.config, max_model_len=one.max_model_len,
-                                 num_seqs=sum(start.args.max_num_seqs for start in decoders), max_num_waiting=max_num_waiting,
+                                 num_seqs=sum(start.args.max_num_seqs * start.args.ranks.data for start in decoders), max_num_waiting=max_num_waiting,
                                  clock=time.perf_counter, compile=self._compile)
                 self._ready = True
                 for worker in self._workers.values():
@@ -132,9 +134,9 @@ class AsyncCluster(Dispatcher):
         ready, stats, layout = worker.ready, self._told.get(worker.name, WorkerStats()), worker.ready.layout
         up = worker.state in ("up", "sick")
         return WorkerInfo(worker.name, worker.role, worker.state, worker.process.pid if worker.process else None, worker.restarts, ready.num_threads,
-                          layout.order, ready.kv_cache_dtype, layout.block_size, ready.num_blocks, stats.num_free_blocks if up else 0,
+                          layout.order, ready.kv_cache_dtype, worker.start.args.block_size, ready.num_blocks, stats.num_free_blocks if up else 0,
                           stats.num_running if up else 0, stats.num_waiting if up else 0, ready.about_transfer, stats.transfers,
-                          worker.process.node if worker.process else "")
+                          worker.process.node if worker.process else "", worker.start.args.ranks.name, worker.start.args.ranks.gpus)
 
     def stats(self) -> EngineStats:
         with self._lock:
@@ -184,9 +186,9 @@ class AsyncCluster(Dispatcher):
         if salt is not None and not isinstance(salt, str):
             raise RequestError(f"cache_salt={salt!r}: use a string")
         for worker in self._workers.values():
-            layout, n = worker.ready.layout, len(read.token_ids)
-            if n > worker.ready.num_blocks * layout.block_size and n < self.max_model_len:
-                raise RequestError(f"prompt: {n} tokens need {-(-n // layout.block_size)} blocks of {layout.block_size} and the pool of worker {worker.name} has "
+            size, n = worker.start.args.block_size, len(read.token_ids)
+            if n > worker.ready.num_blocks * size and n < self.max_model_len:
+                raise RequestError(f"prompt: {n} tokens need {-(-n // size)} blocks of {size} and the pool of worker {worker.name} has "
                                    f"{worker.ready.num_blocks}; shorten the prompt or enlarge the pool (kv_cache_memory_bytes)")
         hashes: list[bytes] = []
         if self._router.policy == "kv_aware":
@@ -208,9 +210,10 @@ class AsyncCluster(Dispatcher):
     def _introduce(self, worker: Worker) -> None:
         """Make a new process known to those that its KV goes to or comes from."""
         for other in self._workers.values():
-            if worker.ready.facts is not None and other.role != worker.role and other.state in ("up", "sick"):
-                other.send(Connect(worker.ready.facts))
-                worker.send(Connect(other.ready.facts))
+            if other.role != worker.role and other.state in ("up", "sick"):
+                for one, its in ((other, worker), (worker, other)):
+                    for pool in its.ready.pools:
+                        one.send(Connect(pool))
 
     def worker_down(self, worker: Worker, why: str) -> None:
         stats = self._told.pop(worker.name, WorkerStats())
@@ -220,8 +223,9 @@ class AsyncCluster(Dispatcher):
             return
         evicted = self._router.worker_down(worker.name)
         for other in self._workers.values():
-            if worker.ready.facts is not None and other.role != worker.role and other.state in ("up", "sick"):
-                other.send(Disconnect(worker.ready.facts.agent))
+            if other.role != worker.role and other.state in ("up", "sick"):
+                for rank in (rank for pool in worker.ready.pools for rank in pool.ranks):
+                    other.send(Disconnect(rank.agent))
         if all(each.state == "gone" for each in self._workers.values() if each.role != "prefill"):
             self._error = RuntimeError(f"worker {worker.name} {why}, and was not to be started again")
             self._end_all(self._error)
@@ -246,7 +250,7 @@ class AsyncCluster(Dispatcher):
         match message:
             case Report():
                 self._told[worker.name] = message.stats
-                if message.events and worker.ready.layout.block_size == self._block_size and not self._router.apply(worker.name, message.events):
+                if message.events and worker.start.args.block_size == self._block_size and not self._router.apply(worker.name, message.events):
                     worker.send(SnapshotPlease())
                 self._booked(worker, message.deltas)
                 for held in message.held:

@@ -5,21 +5,29 @@ Every method but `fence` is for the I/O thread, and none is called under the eng
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ..arithmetic.moving import takes
 from .agents import Agent, PeerGone, Transfer
-from .pieces import Pieces, pieces
+from .pieces import Pieces, pieces, shared_pieces
 from .source import KVSource, KVTarget, Notice, PoolFacts, check_pools
 
-__all__ = ["KVIO"]
+__all__ = ["KVIO", "Part"]
 
 NUM_WORDS = 1024  # leases that a worker can have at once
 NUM_CHECKS = 64  # words of others that it can be reading at once
 PART_BYTES = 64 << 20  # read at a time: some milliseconds of copying, after which time limits, leases and notices get their turn
+
+
+class Part(NamedTuple):
+    """What is read at a time."""
+
+    source: int  # the rank of a source's pool that it is read from
+    pieces: Pieces
 
 
 class KVIO:
@@ -28,21 +36,25 @@ class KVIO:
         agent: moves bytes between processes. Everything that may be moved is registered here, the pool's storage too.
         kv: the engine's KVCache.
         model: fingerprint of the weights.
+        kv_heads: of the whole model; None: all that this pool has.
+        topology, rank: of the ranks that have the pool together, and which of them this is.
 
     Attributes:
-        facts: what other workers need to know of this pool.
+        facts: what other workers need to know of this pool; of a rank other than 0, as far as this rank goes.
         words: (NUM_WORDS,) uint64, the lease words that others read.
         known: connected peers' metadata by name.
         checks: (NUM_CHECKS,) uint64, where words of others are read to.
     """
 
-    def __init__(self, agent: Agent, kv: Any, model: str) -> None:
-        self.agent, self.storage, self.layout = agent, kv.storage, kv.kv_layout
+    def __init__(self, agent: Agent, kv: Any, model: str, *, kv_heads: int | None = None, topology: str = "TP1", rank: int = 0) -> None:
+        self.agent, self.storage, self.layout, self.rank = agent, kv.storage, kv.kv_layout, rank
         address = agent.register(self.storage)
         words, self._checks = (agent.allocate(8 * count) for count in (NUM_WORDS, NUM_CHECKS))
         self.words, self.checks = _as_words(words), _as_words(self._checks)
         self.free_checks = list(range(NUM_CHECKS))
-        self.facts = PoolFacts(agent.name, agent.metadata(), address, self.layout, kv.kv_cache_dtype, model, words.data_ptr())
+        self.facts = PoolFacts(agent.name, agent.metadata(), address, self.layout, kv.kv_cache_dtype, model, words.data_ptr(), topology,
+                               kv_heads=kv_heads or self.layout.num_heads)
+        self.block_size = self.facts.block_size
         self.known: dict[str, bytes] = {}
         self._fitting: dict[str, PoolFacts] = {}  # of those whose pools rows can come from and go to
         self._dead: set[bytes] = set()  # metadata of processes that have ended
@@ -92,13 +104,28 @@ class KVIO:
 
     # --- rows ---
 
-    def rows_of(self, source: KVSource, block_ids: Sequence[int], start: int) -> list[Pieces]:
-        """The rows of tokens `start` ... of a source for these blocks, in parts: an agent may copy all of a part while it is asked to begin."""
-        return pieces(source.pool.layout, source.block_ids, self.layout, block_ids, start=start, stop=source.num_tokens).split(PART_BYTES)
+    def rows_of(self, source: KVSource, block_ids: Sequence[int], start: int) -> list[Part]:
+        """What this rank keeps of the tokens `start` ... of a source in these blocks, in parts: an agent may copy all of a part while it is asked
+        to begin."""
+        pool, parts = source.pool, []
+        for take in takes(pool.topology, self.facts.topology, self.rank, pool.kv_heads):
+            found = shared_pieces(pool.side(take.source, source.block_ids), self.facts.side(self.rank, block_ids), take, start=start, stop=source.num_tokens)
+            parts += [Part(take.source, part) for part in found.split(PART_BYTES)]
+        return parts
 
-    def read_rows(self, source: KVSource, part: Pieces) -> Transfer:
+    def read_rows(self, source: KVSource, part: Part) -> Transfer:
         """Begin to read a part of a source's rows."""
-        return self.agent.read(self.meet(source.pool), source.pool.address, part, local=self.storage)
+        rank = source.pool.ranks[part.source]
+        return self.agent.read(self.connect(rank.metadata), rank.address, part.pieces, local=self.storage)
+
+    def connect_sources(self, pool: PoolFacts) -> None:
+        """Get to know the ranks of a pool that this one would read from.
+
+        Raises:
+            TransferError: one cannot be reached.
+        """
+        for take in takes(pool.topology, self.facts.topology, self.rank, pool.kv_heads):
+            self.connect(pool.ranks[take.source].metadata)
 
     def read_word(self, source: KVSource, slot: int) -> Transfer:
         """Begin to read a source's lease word into check number `slot`."""

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import math
 import struct
-from collections import deque
-from typing import Any, Sequence
+from typing import TYPE_CHECKING, Any, Sequence
 
 from ..config import ConfigError
 from ..request import Request, Resume
-from .agents import TransferError
+from .agents import Transfer, TransferError
 from .kv_io import KVIO
 from .moved import TransferFacts
-from .pieces import Pieces
+from .reading import Reading
 from .source import KVSource, KVTarget, Notice, Reserve
+
+if TYPE_CHECKING:
+    from .links import Fetching, Links
 
 ASK_AGAIN_S = 1.0  # a notice to stop that was not answered; twice is harmless
 SETTLE_S = 0.2  # after a writer's end, until its last bytes are read or dropped
@@ -81,32 +83,30 @@ class Pull(Load):
     kind = "pull"
     source: KVSource
 
-    def __init__(self, request: Request, block_ids: Sequence[int], first: int, fence: Any = None, timeout_s: float = 10.0) -> None:
+    def __init__(self, request: Request, block_ids: Sequence[int], first: int, fence: Any = None, timeout_s: float = 10.0, links: Links | None = None) -> None:
+        """`links`: to the other ranks that keep something of it."""
         super().__init__(request, block_ids, first, fence)
         self.timeout_s, self.deadline_s = timeout_s, 0.0
         self.facts.peer = self.source.pool.agent
-        self.parts: deque[Pieces] = deque()  # of the rows, not begun yet
-        self.transfer: Any = None
+        self.links = links
+        self.reading: Reading | None = None  # this rank's share of the rows
+        self.elsewhere: Fetching | None = None  # the other ranks'
+        self.word: Transfer | None = None
         self.check: int | None = None  # of the words that are read, the one that this load uses
 
     def advance(self, io: KVIO, now_s: float) -> None:
         try:
-            if self.transfer is None:
+            if self.reading is None:
                 self._begin(io, now_s)
-                return
-            state = io.agent.poll(self.transfer)
-            if state == "PROC":
-                if now_s >= self.deadline_s:
-                    self._too_late()
-            elif state == "DONE":
-                self._done(io, now_s)
+            elif self.word is None:
+                self._read_rows(io, now_s)
             else:
-                self.end("failed", str(self.transfer.error or f"the transfer from '{self.facts.peer}' failed"))
+                self._read_word(io, now_s)
         except (TransferError, ConfigError, IndexError) as error:  # IndexError: a source that does not fit its own pool
             self.end("failed", str(error))
 
     def _begin(self, io: KVIO, now_s: float) -> None:
-        start, source = self.first * io.layout.block_size, self.source
+        start, source = self.first * io.block_size, self.source
         if source.num_tokens < self.request.num_tokens - 1:
             self.end("failed", f"rows of {source.num_tokens} tokens were offered for a request of {self.request.num_tokens}")
         elif start >= source.num_tokens:
@@ -114,29 +114,30 @@ class Pull(Load):
         elif self.fence is None or self.fence.query():
             io.meet(source.pool)
             self.request.timeline.transfer_start_s, self.deadline_s = now_s, now_s + self.timeout_s
-            self.parts.extend(io.rows_of(source, self.block_ids, start))
             self.facts.num_tokens, self.facts.num_blocks = source.num_tokens - start, len(self.block_ids) - self.first
-            self.reading_rows = True
-            for part in self.parts:
-                self.facts.took(part)
-            self.transfer = io.read_rows(source, self.parts.popleft())
+            self.reading = Reading(io, source, self.block_ids, start)
+            if self.links is not None:  # what this rank has asked its GPU to do with these blocks is over, and so it is on the others
+                self.elsewhere = self.links.fetch(source, self.block_ids, start)
+            self.reading.advance()
 
-    def _done(self, io: KVIO, now_s: float) -> None:
-        if self.reading_rows and self.parts:
-            self.facts.ended(io.agent.telemetry(self.transfer))
-            self.stop(io, now_s)
+    def _read_rows(self, io: KVIO, now_s: float) -> None:
+        late = now_s >= self.deadline_s
+        here = self.reading.advance(late)
+        if not here or not (self.elsewhere is None or self.elsewhere.done()):
+            if late:
+                self._too_late()
+        elif io.free_checks:  # else in a moment
+            self.facts.seconds = now_s - self.request.timeline.transfer_start_s
+            self.check = io.free_checks.pop()
+            self.word = io.read_word(self.source, self.check)
+
+    def _read_word(self, io: KVIO, now_s: float) -> None:
+        state = io.agent.poll(self.word)
+        if state == "PROC":
             if now_s >= self.deadline_s:
                 self._too_late()
-            else:
-                self.transfer = io.read_rows(self.source, self.parts.popleft())
-        elif self.reading_rows:
-            if not io.free_checks:
-                return  # in a moment
-            self.facts.seconds = now_s - self.request.timeline.transfer_start_s
-            self.facts.ended(io.agent.telemetry(self.transfer))
-            self.stop(io, now_s)
-            self.check, self.reading_rows = io.free_checks.pop(), False
-            self.transfer = io.read_word(self.source, self.check)
+        elif state == "ERR":
+            self.end("failed", str(self.word.error or f"the transfer from '{self.facts.peer}' failed"))
         elif int(io.checks[self.check]) != self.source.lease_id:
             self.end("expired", f"the lease at '{self.facts.peer}' had ended by the time its rows were here")
         else:
@@ -144,18 +145,26 @@ class Pull(Load):
             self.end("landed")
 
     def _too_late(self) -> None:
-        self.end("timeout", f"reading {self.facts.nbytes} bytes from '{self.facts.peer}' took longer than {self.timeout_s:g} s")
+        self.end("timeout", f"reading {self.reading.moved.nbytes} bytes from '{self.facts.peer}' took longer than {self.timeout_s:g} s")
+
+    def end(self, outcome: str, error: str = "") -> None:
+        super().end(outcome, error)
+        if self.reading is not None:
+            self.facts.read(self.reading.moved, *(self.elsewhere.moved if self.elsewhere is not None else ()))
 
     def stop(self, io: KVIO, now_s: float) -> bool:
         """A read under way cannot be called back: its worker may be standing still, and go on."""
-        if self.transfer is not None:
-            if not io.agent.release(self.transfer):
+        quiet = self.reading is None or self.reading.release()
+        if self.elsewhere is not None:
+            quiet = self.elsewhere.stop() and quiet
+        if self.word is not None:
+            if not io.agent.release(self.word):
                 return False
-            self.transfer = None
-        if self.outcome and self.check is not None:
+            self.word = None
+        if quiet and self.outcome and self.check is not None:
             io.free_checks.append(self.check)
             self.check = None
-        return True
+        return quiet
 
     def let_go(self, io: KVIO) -> None:
         io.tell(self.source.pool, Notice("fetch", self.source.lease_id))
@@ -185,7 +194,7 @@ class Pushed(Load):
         self.ask_s, self.gone_s = -math.inf, math.inf
 
     def target(self, io: KVIO) -> KVTarget:
-        return KVTarget(io.facts, self.reservation, self.block_ids, self.first * io.layout.block_size, self.request.num_tokens)
+        return KVTarget(io.facts, self.reservation, self.block_ids, self.first * io.block_size, self.request.num_tokens)
 
     def advance(self, io: KVIO, now_s: float) -> None:
         if not self.told:

@@ -34,12 +34,14 @@ class Start:
     Attributes:
         role: "both", "prefill" or "decode".
         transfer: "auto", "nixl" or "shm": how KV moves; None: it does not.
+        alone: every worker of the cluster has one rank. Else weights are compared as they are stored: no rank has all of them.
     """
 
     name: str
     role: str
     args: EngineArgs
     transfer: str | None = None
+    alone: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,8 +123,9 @@ class Ready:
 
     Attributes:
         fingerprint: of the weights: equal if and only if, in all likelihood, they are.
-        layout: where the rows lie in the pool.
-        facts: what others need to reach its pool, None without transfers.
+        layout: where the rows lie in the pool of a rank.
+        pools: what others need to reach its pool, one for each rank where they have requests of their own; none without transfers.
+        num_threads: of each rank.
         about_transfer: in one line, how KV moves and why so.
     """
 
@@ -134,7 +137,7 @@ class Ready:
     num_blocks: int
     layout: KVLayout
     kv_cache_dtype: str
-    facts: PoolFacts | None = None
+    pools: tuple[PoolFacts, ...] = ()
     about_transfer: str = ""
 
 

@@ -6,7 +6,32 @@ from dataclasses import dataclass, field
 from .agents import Report
 from .pieces import Pieces
 
-__all__ = ["TransferFacts", "TransferTotals"]
+__all__ = ["RankMoved", "TransferFacts", "TransferTotals"]
+
+
+@dataclass(slots=True)
+class RankMoved:
+    """What one rank read of a request."""
+
+    rank: int
+    sources: tuple[int, ...] = ()  # ranks of the other side that it read from
+    asked: int = 0  # as in TransferFacts
+    merged: int = 0
+    nixl_descriptors: int | None = None
+    nbytes: int = 0
+
+    def took(self, source: int, pieces: Pieces) -> None:
+        """One more transfer of these."""
+        if source not in self.sources:
+            self.sources += (source,)
+        self.asked += pieces.asked
+        self.merged += pieces.merged
+        self.nbytes += pieces.total_bytes
+
+    def ended(self, report: Report) -> None:
+        """And how it was."""
+        if report.descriptors is not None:
+            self.nixl_descriptors = (self.nixl_descriptors or 0) + report.descriptors
 
 
 @dataclass(slots=True)
@@ -25,6 +50,14 @@ class TransferFacts:
     seconds: float = 0.0  # from its beginning until the last row was there
     outcome: str = ""  # "landed" (all or a part), "expired" (the lease had ended), "failed", "timeout" or "cancelled"
     error: str = ""
+    ranks: tuple[RankMoved, ...] = ()  # of a pull: this rank's part, then those of the others that were told to the end
+
+    def read(self, *ranks: RankMoved) -> None:
+        """The parts of a pull."""
+        self.ranks = ranks
+        self.asked, self.merged, self.nbytes = (sum(getattr(one, name) for one in ranks) for name in ("asked", "merged", "nbytes"))
+        counts = [one.nixl_descriptors for one in ranks if one.nixl_descriptors is not None]
+        self.nixl_descriptors = sum(counts) if counts else None
 
     def took(self, pieces: Pieces) -> None:
         """One more transfer of these."""

@@ -3,6 +3,8 @@
 Two pools of the same geometry move whole blocks, region by region. Any other pair moves runs of tokens: a run is what lies in one
 piece on both sides, so pools may differ in block size and in order. Neighbours that are dense on BOTH sides become one piece, which
 is the only merge a transfer engine may do: a gap on either side is somebody else's memory. numpy only.
+
+A pool of one of several ranks may have some of a request's tokens, or some of the heads; `shared_pieces` moves what two such have in common.
 """
 from __future__ import annotations
 
@@ -12,10 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from minengine.arithmetic.moving import Take
 from minengine.config import ConfigError
 from minengine.kv.layout import KVLayout
 
-__all__ = ["Pieces", "check_pair", "pieces"]
+__all__ = ["Pieces", "Side", "check_pair", "pieces", "shared_pieces"]
 
 Ints = NDArray[np.int64]
 
@@ -107,9 +110,49 @@ def pieces(src: KVLayout, src_blocks: Sequence[int], dst: KVLayout, dst_blocks: 
         for name, asked, there in (("layers", rows, src.num_layers), ("indexer_layers", keys, src.num_indexer_layers)):
             if asked.size and not 0 <= asked.min() <= asked.max() < there:
                 raise IndexError(f"{name}={asked.tolist()}: the pools have {there}")
-        found = _rows(src, src_ids, dst, dst_ids, start, stop, rows, keys)
+        found = _rows(src, src_ids, dst, dst_ids, _runs(src, dst, start, stop), rows, keys, (0, 0, src.num_heads))
     asked = len(found[2])
     return Pieces(*(_merge(*found) if merge else found), asked=asked)
+
+
+@dataclass(frozen=True)
+class Side:
+    """One rank's pool, as far as `shared_pieces` asks: it has every `context`-th token, from the rank's first on, and these heads of the model's.
+
+    Its layout's blocks are as long as what the rank keeps of a block.
+    """
+
+    layout: KVLayout
+    block_ids: Sequence[int]
+    context: int = 1
+    heads: range = range(1)
+
+
+def shared_pieces(src: Side, dst: Side, take: Take, *, start: int, stop: int) -> Pieces:
+    """What `take` says of tokens start ... stop-1, from one rank's pool to another's.
+
+    Raises:
+        IndexError: as `pieces`.
+    """
+    first = take.first + max(0, -(-(start - take.first) // take.every)) * take.every
+    tokens = range(first, stop, take.every)
+    begin = [first // side.context for side in (src, dst)]  # the first one's place among the rank's own
+    step = [take.every // side.context for side in (src, dst)]
+    if not tokens:
+        return Pieces(*np.zeros((3, 0), np.int64), asked=0)
+    stops = [at + each * (len(tokens) - 1) + 1 for at, each in zip(begin, step)]
+    if step == [1, 1] and begin[0] == begin[1] and src.heads == dst.heads:
+        return pieces(src.layout, src.block_ids, dst.layout, dst.block_ids, start=begin[0], stop=stops[0])
+    ids = [_ids(side.layout, side.block_ids, name, end) for side, end, name in zip((src, dst), stops, ("source", "destination"))]
+    if step == [1, 1]:
+        runs = _runs(src.layout, dst.layout, begin[0], stops[0])
+    else:  # what is neighbours on one side is not on the other
+        places = np.arange(len(tokens), dtype=np.int64)
+        runs = begin[0] + step[0] * places, begin[1] + step[1] * places, np.ones(len(tokens), np.int64)
+    heads = take.heads.start - src.heads.start, take.heads.start - dst.heads.start, len(take.heads)
+    every_plane = [np.arange(n, dtype=np.int64) for n in (src.layout.num_layers, src.layout.num_indexer_layers)]
+    found = _rows(src.layout, ids[0], dst.layout, ids[1], runs, *every_plane, heads)
+    return Pieces(*_merge(*found), asked=len(found[2]))
 
 
 def _ids(layout: KVLayout, blocks: Sequence[int], side: str, stop: int) -> Ints:
@@ -130,29 +173,36 @@ def _whole_blocks(src: KVLayout, src_ids: Ints, dst: KVLayout, dst_ids: Ints, fi
             np.repeat(here[2], last - first, axis=1).ravel())
 
 
-def _rows(src: KVLayout, src_ids: Ints, dst: KVLayout, dst_ids: Ints, start: int, stop: int, layers: Ints, keys: Ints) -> tuple[Ints, Ints, Ints]:
-    """Token runs: as long as both a source block and a destination block reach, as many heads as lie side by side in both."""
+def _runs(src: KVLayout, dst: KVLayout, start: int, stop: int) -> tuple[Ints, Ints, Ints]:
+    """Tokens start ... stop-1 as runs that reach as far as both a source block and a destination block: first token there, and here, and how many."""
     cuts = [np.arange(-(-start // size) * size, stop, size) for size in (src.block_size, dst.block_size)]
-    first = np.unique(np.concatenate([np.array([start] if stop > start else [], np.int64), *cuts])).astype(np.int64)  # each run's first token
-    count = np.diff(np.append(first, stop))
-    tables = (src_ids, src.block_size), (dst_ids, dst.block_size)
+    first = np.unique(np.concatenate([np.array([start] if stop > start else [], np.int64), *cuts])).astype(np.int64)
+    return first, first, np.diff(np.append(first, stop))
+
+
+def _rows(src: KVLayout, src_ids: Ints, dst: KVLayout, dst_ids: Ints, runs: tuple[Ints, Ints, Ints], layers: Ints, keys: Ints,
+          shared: tuple[int, int, int]) -> tuple[Ints, Ints, Ints]:
+    """Runs of tokens, of as many heads as lie side by side in both. `shared`: the first head there, and here, and how many."""
     parts = []
-    for planes, heads, nbytes, views in ((layers, src.num_heads, src.row_bytes, ((src.offset, src.strides), (dst.offset, dst.strides))),
-                                         (keys, 1, src.indexer_bytes, ((src.indexer_offset, src.indexer_strides), (dst.indexer_offset, dst.indexer_strides)))):
+    for planes, (*head_at, heads), nbytes, views in (
+            (layers, shared, src.row_bytes, ((src.offset, src.strides), (dst.offset, dst.strides))),
+            (keys, (0, 0, 1), src.indexer_bytes, ((src.indexer_offset, src.indexer_strides), (dst.indexer_offset, dst.indexer_strides)))):
         if not planes.size:
             continue
-        tokens, lengths, heads_each = first, count, 1
+        *tokens, lengths = runs
+        heads_each = 1
         if all(strides[3] == nbytes for _, strides in views):
             pass  # a head's rows follow each other in both: a run is one head's
         elif all(strides[3] == heads * nbytes for _, strides in views):
             heads_each = heads  # a token's heads follow each other in both: a run is all of them
-        else:
-            tokens, lengths = np.arange(start, stop, dtype=np.int64), np.ones(stop - start, np.int64)  # one of each: every row is alone
+        else:  # every row is alone
+            within = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+            tokens, lengths = [np.repeat(first, lengths) + within for first in tokens], np.ones(len(within), np.int64)
         places = []
-        for (ids, size), (offset, strides) in zip(tables, views):
-            layer, block, head, token, _ = strides
-            at = ids[tokens // size] * block + tokens % size * token
-            places.append((offset + (planes * layer)[:, None, None] + (np.arange(0, heads, heads_each) * head)[:, None] + at).ravel())
+        for at, head, ids, size, (offset, strides) in zip(tokens, head_at, (src_ids, dst_ids), (src.block_size, dst.block_size), views):
+            layer, block, head_step, token, _ = strides
+            within_plane = ids[at // size] * block + at % size * token
+            places.append((offset + (planes * layer)[:, None, None] + ((head + np.arange(0, heads, heads_each)) * head_step)[:, None] + within_plane).ravel())
         parts.append((*places, np.tile(lengths * (nbytes * heads_each), planes.size * (heads // heads_each))))
     return tuple(np.concatenate([part[i] for part in parts]) if parts else np.zeros(0, np.int64) for i in range(3))
 

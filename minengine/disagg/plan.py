@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Callable, Mapping
 
 from ..config import ConfigError, EngineArgs
@@ -14,6 +14,7 @@ from .source import check_pools
 __all__ = ["ClusterArgs", "check_fit", "plan"]
 
 TRANSFERS = ("auto", "nixl", "shm")
+RANK_FIELDS = {"topology", "tensor_parallel_size", "data_parallel_size", "enable_expert_parallel", "decode_context_parallel_size"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +24,7 @@ class ClusterArgs:
         prefill: workers that only read prompts; 0: every worker does both.
         decode: workers that write the answers.
         prefill_args, decode_args: fields of EngineArgs that are different on the workers of that role.
+        prefill_topology, decode_topology: the `topology` of the workers of that role; None: what the engine's arguments say.
         worker_timeout_s: a worker that says nothing for so long gets no requests, and its own are continued elsewhere.
         transfer: "nixl", "shm" (a copy through shared memory, on one machine), or "auto": NIXL where it is there.
         cluster: whose nodes the workers run on, an address as Ray has it: "ray://HOST:PORT", "HOST:PORT" or "auto"; None: on this machine.
@@ -33,6 +35,8 @@ class ClusterArgs:
     router_policy: str = "kv_aware"
     prefill_args: Mapping[str, Any] | None = None
     decode_args: Mapping[str, Any] | None = None
+    prefill_topology: str | None = None
+    decode_topology: str | None = None
     worker_timeout_s: float = 5.0
     transfer: str = "auto"
     cluster: str | None = None
@@ -53,6 +57,11 @@ class ClusterArgs:
         for name in ("prefill_args", "decode_args"):
             demand(getattr(self, name) is None or isinstance(getattr(self, name), Mapping), name, "use a dict of engine options")
         demand(self.prefill > 0 or not self.prefill_args, "prefill_args", "there is no prefill worker to have them; use decode_args, or prefill=1")
+        demand(self.prefill > 0 or self.prefill_topology is None, "prefill_topology", "there is no prefill worker to have it; use decode_topology, or prefill=1")
+        for name in ("prefill", "decode"):
+            topology, own = f"{name}_topology", getattr(self, f"{name}_args") or {}
+            demand(getattr(self, topology) is None or not own.keys() & RANK_FIELDS, topology,
+                   f"{name}_args names {', '.join(sorted(own.keys() & RANK_FIELDS))} as well; leave one of the two out")
         demand(self.prefill > 0 or self.transfer == "auto", "transfer", "without prefill workers no KV moves; leave it out, or use prefill=1")
         demand(self.cluster is None or isinstance(self.cluster, str) and re.fullmatch(r"auto|(ray://)?[^\s/]+:\d{1,5}", self.cluster) is not None, "cluster",
                "use ray://HOST:PORT, HOST:PORT or auto, or leave it out for workers on this machine")
@@ -60,32 +69,49 @@ class ClusterArgs:
 
 
 def plan(args: EngineArgs, cluster: ClusterArgs, shares: Callable[[int | None, int], list[int]] | None = None) -> list[Start]:
-    """The workers, prefill first. The machine's cores, or `args.num_threads`, are split among those whose own arguments name no number.
+    """The workers, prefill first. The machine's cores, or `args.num_threads`, are split among the ranks of those whose own arguments name no number.
 
     Args:
         shares: a launcher's, how they are split (launch.py).
 
     Raises:
-        ConfigError: an argument of a role is none of the engine's.
+        ConfigError: an argument of a role is none of the engine's, or KV cannot move between two roles as asked.
     """
     if args.kv_transfer != "pull" and not cluster.prefill:
         raise ConfigError(f"kv_transfer={args.kv_transfer!r}: without prefill workers no KV moves; leave it out, or use prefill=1")
     roles = ["prefill"] * cluster.prefill + ["decode" if cluster.prefill else "both"] * cluster.decode
     transfer = "nixl" if cluster.cluster is not None else cluster.transfer
     numbers = dict.fromkeys(roles, 0)
+    of_role = {role: _engine_args(args, cluster, role) for role in numbers}
+    alone = all(one.ranks.gpus == 1 for one, _ in of_role.values())
+    if args.kv_transfer == "push_layers" and not alone:
+        name, one = next((role, one) for role, (one, _) in of_role.items() if one.ranks.gpus > 1)
+        raise ConfigError(f"kv_transfer='push_layers': a layer is written from one pool to one other, and topology='{one.ranks.name}' of the {name} workers has "
+                          f"{one.ranks.gpus}; use kv_transfer='pull'")
+    of_ranks = iter((shares or LocalLauncher().shares)(args.num_threads, sum(of_role[role][0].ranks.gpus for role in roles)))
     starts = []
-    for role, share in zip(roles, (shares or LocalLauncher().shares)(args.num_threads, len(roles))):
-        own_name = "prefill_args" if role == "prefill" else "decode_args"
-        own = dict(getattr(cluster, own_name) or {})
-        fields = {name: getattr(args, name) for name in args.__dataclass_fields__}
-        try:
-            engine = EngineArgs.from_options({**fields, "num_threads": share, **own})
-        except ConfigError as error:
-            raise ConfigError(f"{own_name}: {error}") from error
+    for role in roles:
+        engine, own_threads = of_role[role]
+        share = sum(next(of_ranks) for _ in range(engine.ranks.gpus))
+        if not own_threads:
+            engine = replace(engine, num_threads=share)
         starts.append(Start(name=f"{'engine' if role == 'both' else role}{numbers[role]}", role=role, args=engine,
-                            transfer=transfer if cluster.prefill else None))
+                            transfer=transfer if cluster.prefill else None, alone=alone))
         numbers[role] += 1
     return starts
+
+
+def _engine_args(args: EngineArgs, cluster: ClusterArgs, role: str) -> tuple[EngineArgs, bool]:
+    """Of the workers of a role, and whether they have a number of threads of their own."""
+    name = "prefill" if role == "prefill" else "decode"
+    own = dict(getattr(cluster, f"{name}_args") or {})
+    topology = getattr(cluster, f"{name}_topology")
+    fields = {field: getattr(args, field) for field in args.__dataclass_fields__}
+    try:
+        engine = EngineArgs.from_options({**fields, **own} if topology is None else {**fields, **own, "topology": topology})
+    except ConfigError as error:
+        raise ConfigError(f"{name}_args: {error}" if topology is None else f"{name}_topology: {error}") from error
+    return engine, "num_threads" in own
 
 
 def check_fit(ready: Mapping[str, Ready]) -> None:
@@ -102,8 +128,8 @@ def check_fit(ready: Mapping[str, Ready]) -> None:
                               "and each a pool that holds it (kv_cache_memory_bytes)")
         if other.kv_cache_dtype != one.kv_cache_dtype:
             raise ConfigError(f"kv_cache_dtype: worker {name} keeps rows as {other.kv_cache_dtype} and {first} as {one.kv_cache_dtype}; use one for all")
-        if other.facts is not None and one.facts is not None:
-            check_pools(one.facts, other.facts)
+        if other.pools and one.pools:
+            check_pools(one.pools[0], other.pools[0])
 
 
 def _about(ready: Ready) -> str:

@@ -16,7 +16,6 @@ import pickle
 import secrets
 import signal
 import sys
-from dataclasses import asdict
 from functools import partial
 from multiprocessing.connection import Connection
 from queue import Empty, SimpleQueue
@@ -97,27 +96,37 @@ class WorkerLoop:
         """
         import torch
 
-        from ..engine import LLMEngine
         from ..kv.fingerprint import model_fingerprint
         from ..machine import device_named
-        from .opening import open_connector
+        from ..parallel.opening import open_engine
+        from .opening import open_connector, open_group_connector, weights_fingerprint
 
-        args, storage = start.args, None
+        args, storage, before = start.args, None, None
+        several = args.ranks.gpus > 1
         if start.transfer is not None:
             from .transfer import open_agent
 
             # Two starts of a worker are two agents: what peers know of the one is not true of the other.
             self._agent = open_agent(f"{start.name}-{os.getpid()}-{secrets.token_hex(4)}", start.transfer)
             storage = partial(self._agent.allocate, device=str(device_named(args.device)))
-        self.engine = engine = LLMEngine(args, storage=storage)
-        engine.pool.events = self.events
-        fingerprint = model_fingerprint(engine.model)
-        self.connector = open_connector(engine, self._agent, wake=self.wake, fingerprint=fingerprint,
-                                        on_reserved=lambda key, target: self.send(Reserved(key, target)))
+            if several:
+                from .rank_io import open_rank_agent
+
+                before = open_rank_agent, start.name, self._agent.kind
+        self.engine = engine = open_engine(args, before=before, storage=storage)
+        if args.ranks.data == 1:  # what other ranks have of their own is not told
+            engine.pool.events = self.events
+        engine.on_lost(lambda: self.inbox.put(_RankLost()))
+        fingerprint = model_fingerprint(engine.model) if start.alone else weights_fingerprint(engine)
+        if several and self._agent is not None:
+            self.connector = open_group_connector(engine, self._agent, wake=self.wake, fingerprint=fingerprint)
+        else:
+            self.connector = open_connector(engine, self._agent, wake=self.wake, fingerprint=fingerprint,
+                                            on_reserved=lambda key, target: self.send(Reserved(key, target)))
         self._at_once = args.load_admission == "event"
         return Ready(pid=os.getpid(), config=engine.config, fingerprint=fingerprint, max_model_len=engine.max_model_len,
                      num_threads=torch.get_num_threads(), num_blocks=engine.pool.num_blocks, layout=engine.kv.kv_layout,
-                     kv_cache_dtype=engine.kv.kv_cache_dtype, facts=self.connector.facts if self._agent is not None else None,
+                     kv_cache_dtype=engine.kv.kv_cache_dtype, pools=self.connector.pools if self._agent is not None else (),
                      about_transfer=self._agent.describe() if self._agent is not None else "")
 
     def run(self) -> None:
@@ -134,6 +143,11 @@ class WorkerLoop:
             connector.close()
         if self._agent is not None:
             self._agent.close()
+            if engine.args.ranks.gpus > 1:
+                from .rank_io import close_rank
+
+                engine.group.call(close_rank)
+        engine.close()
 
     def _take(self, *, wait: bool) -> None:
         try:
@@ -153,6 +167,8 @@ class WorkerLoop:
                 pass
             case BaseException():
                 raise message
+            case _RankLost():
+                self.engine.check()
             case AddRequest():
                 self._add(message)
             case Abort(key):
@@ -170,7 +186,7 @@ class WorkerLoop:
                 self.connector.renew(key)
             case Connect(facts):
                 if self.connector is not None:
-                    self.connector.connect(facts.metadata)
+                    self.connector.connect(facts)
             case Disconnect(agent):
                 if self.connector is not None:
                     self.connector.peer_gone(agent)
@@ -236,6 +252,8 @@ class WorkerLoop:
 
     def _tell(self, outputs: list[RequestOutput]) -> None:
         held = [self._held(output.request_id) for output in outputs if self.engine.held(output.request_id) is not None]
+        if self.engine.args.ranks.data > 1:
+            held += [HeldRequest(*one) for one in self.engine.take_held()]
         stats, events = self._stats(), self.events.take()
         if outputs or events or stats != self._told:
             self._told = stats
@@ -254,10 +272,14 @@ class WorkerLoop:
             return HeldRequest(key, None)
 
     def _stats(self) -> WorkerStats:
-        scheduler, pool, times = self.engine.scheduler, self.engine.pool, self.engine.times
-        waiting = len(scheduler.waiting) + len(scheduler.loading) + len(scheduler.ready)
-        transfers = {} if self.connector is None else {name: value for name, value in asdict(self.connector.totals).items() if name != "outcomes"}
-        return WorkerStats(len(scheduler.running), waiting, pool.num_free_blocks, times.steps, times.jump_forward_tokens, transfers)
+        engine, connector, times = self.engine, self.connector, self.engine.times
+        waiting = engine.num_waiting + len(engine.scheduler.loading) + len(engine.scheduler.ready)
+        free = engine.num_free_blocks if connector is None else connector.num_free_blocks
+        return WorkerStats(engine.num_running, waiting, free, times.steps, times.jump_forward_tokens, {} if connector is None else connector.counts())
+
+
+class _RankLost(NamedTuple):
+    """A rank of this worker's engine has ended."""
 
 
 class _Compiled(NamedTuple):

@@ -5,12 +5,12 @@ The hash of a block knows its tokens, not the model. What outlives a process (th
 from __future__ import annotations
 
 from hashlib import sha256
-from typing import Any, Iterator
+from typing import Any, Iterable, Iterator
 
 import torch
 from torch import Tensor
 
-__all__ = ["model_fingerprint", "model_tensors"]
+__all__ = ["joint_fingerprint", "model_fingerprint", "model_tensors", "source_sums"]
 
 
 def model_fingerprint(model: Any) -> str:
@@ -26,6 +26,28 @@ def model_fingerprint(model: Any) -> str:
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
             digest.update(_sums(tensor).numpy().tobytes())
     return digest.hexdigest()[:32]
+
+
+def source_sums(source: Any, part: int, parts: int) -> dict[str, bytes]:
+    """What `joint_fingerprint` takes of a `WeightSource`: a digest of every `parts`-th tensor as it is stored, whole, one after the other."""
+    with torch.inference_mode():
+        return {name: _digest(source.load(name)) for name in sorted(source.names())[part::parts]}
+
+
+def joint_fingerprint(config: Any, dtype: Any, sums: Iterable[dict[str, bytes]]) -> str:
+    """As `model_fingerprint`, of the weights as they are stored: the same for one rank that has them all and for ranks that have a part each.
+
+    `sums`: of all tensors, in any number of parts (`source_sums`).
+    """
+    every = {name: digest for part in sums for name, digest in part.items()}
+    digest = sha256(f"{config!r} {dtype}".encode())
+    for name in sorted(every):
+        digest.update(name.encode() + every[name])
+    return digest.hexdigest()[:32]
+
+
+def _digest(tensor: Tensor) -> bytes:
+    return sha256(f"{tensor.dtype} {tuple(tensor.shape)}".encode() + _sums(tensor).numpy().tobytes()).digest()
 
 
 def model_tensors(model: Any) -> Iterator[tuple[str, Tensor]]:

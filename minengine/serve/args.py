@@ -37,6 +37,8 @@ CLUSTER_HELP = {
     "worker_timeout_s": "seconds of silence after which a worker's requests go on elsewhere",
     "prefill_args": 'options of the prefill workers alone, as JSON: {"block_size": 256} (default: none)',
     "decode_args": "the same of those that write the answers (default: none)",
+    "prefill_topology": "ranks of each prefill worker: TP2, TEP2, DEP2, TP2+DCP2 (default: as --topology)",
+    "decode_topology": "the same of those that write the answers; the two may differ, each decode rank fetches what it keeps (default: as --topology)",
     "transfer": "how KV moves: nixl, shm (a copy through shared memory), or auto: NIXL where it is there",
     "cluster": "whose nodes the workers run on: a Ray cluster's ray://HOST:PORT or HOST:PORT, or auto, the one of this machine (default: this machine, without Ray)",
 }
@@ -90,6 +92,8 @@ class ServeArgs:
     worker_timeout_s: float = 5.0
     prefill_args: str | None = None
     decode_args: str | None = None
+    prefill_topology: str | None = None
+    decode_topology: str | None = None
     transfer: str = "auto"
     cluster: str | None = None
 
@@ -119,6 +123,7 @@ class ServeArgs:
             return None
         return ClusterArgs(prefill=self.prefill, decode=self.decode, router_policy=self.router_policy, worker_timeout_s=self.worker_timeout_s,
                            prefill_args=self._dict("prefill_args"), decode_args=self._dict("decode_args"), transfer=self.transfer,
+                           prefill_topology=self.prefill_topology, decode_topology=self.decode_topology,
                            cluster=self.cluster)
 
     def _dict(self, name: str) -> dict[str, Any] | None:

@@ -50,10 +50,12 @@ class ModelList(BaseModel):
 
 
 class Health(BaseModel):
-    """`degraded`: some worker is not up; requests are answered by the others, or wait for it. `workers`: each one's state, where there are any."""
+    """`degraded`: some worker is not up; requests are answered by the others, or wait for it. `workers`: each one's state, where there are any;
+    `topologies`: their ranks, where one has several."""
 
     status: str = "ok"
     workers: dict[str, str] | None = None
+    topologies: dict[str, str] | None = None
 
 
 class Version(BaseModel):
@@ -121,8 +123,10 @@ async def health(request: Request) -> Health:
     server = _server(request)
     server.check_serving()
     server.engine.check_health()
-    states = {worker.name: worker.state for worker in server.engine.workers}
-    return Health(status="ok" if all(state == "up" for state in states.values()) else "degraded", workers=states or None)
+    workers = server.engine.workers
+    states = {worker.name: worker.state for worker in workers}
+    topologies = {worker.name: worker.topology for worker in workers} if any(worker.num_ranks > 1 for worker in workers) else None
+    return Health(status="ok" if all(state == "up" for state in states.values()) else "degraded", workers=states or None, topologies=topologies)
 
 
 @router.get("/version")

@@ -7,6 +7,7 @@ import signal
 import socket
 import sys
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import uvicorn
 
@@ -16,6 +17,9 @@ from .app import create_app
 from .args import ServeArgs
 from .auth import ApiKeys, is_loopback
 from .state import ServerState
+
+if TYPE_CHECKING:
+    from ..disagg.front import WorkerInfo
 
 __all__ = ["ServeArgs", "longest", "run"]
 
@@ -95,9 +99,14 @@ def _engine(args: ServeArgs) -> AsyncFront:
 
     engine = AsyncCluster(args.engine, args.cluster_args, max_num_waiting=args.max_num_waiting)
     for worker in engine.workers:
-        _say(f"worker {worker.name}: process {worker.pid}{f' on {worker.node}' if worker.node else ''}, {worker.num_threads} threads, {worker.num_blocks} blocks "
+        _say(f"worker {worker.name}: process {worker.pid}{f' on {worker.node}' if worker.node else ''}, {_threads(worker)}, {worker.num_blocks} blocks "
              f"of {worker.block_size} tokens as {worker.kv_cache_dtype} {worker.kv_cache_layout}" + (f", KV by {worker.transfer}" if worker.transfer else ""))
     return engine
+
+
+def _threads(worker: WorkerInfo) -> str:
+    """How many, and of how many ranks each."""
+    return f"{worker.num_threads} threads" + (f" a rank of {worker.topology}" if worker.num_ranks > 1 else "")
 
 
 def longest(engine: AsyncFront) -> str:
