@@ -35,7 +35,7 @@ class Traffic:
 
     calls: int = 0
     nbytes: int = 0  # that this rank must send: `arithmetic.sent_bytes`
-    seconds: float = 0.0  # waiting for the slowest rank, then moving
+    seconds: float = 0.0  # waiting for the slowest rank, then moving; on CUDA only until the device was told
 
 
 class Communicator:
