@@ -298,6 +298,24 @@ class TestEnds:
         with pytest.raises(GroupError, match="was ended by SIGKILL"):  # the same again, at once
             engine.step()
 
+    @pytest.mark.parametrize("topology", ["TP2", "DEP2"])
+    def test_ctrl_c_ends_an_answer_and_not_the_group(self, topology, directory):
+        llm = LLM(directory, topology=topology, **OPTIONS)
+        ask = [{"prompt_token_ids": prompt(20, i)} for i in range(2)], SamplingParams(max_tokens=5, temperature=0.0)
+        llm.llm_engine.runner.on_layer = lambda layer, batch: layer == 2 and os.kill(os.getpid(), signal.SIGINT)
+        for _ in range(2):
+            with pytest.raises(KeyboardInterrupt):
+                llm.generate(*ask)
+        llm.llm_engine.runner.on_layer = None
+        assert [out.outputs[0].token_ids for out in llm.generate(*ask)] == [alone(directory, 20, i, 5)[0] for i in range(2)]
+        assert llm.kv_cache.num_free_blocks == llm.kv_cache.num_blocks and not llm.llm_engine.requests
+        llm.llm_engine.runner.on_layer = lambda layer, batch: [os.kill(os.getpid(), signal.SIGINT) for _ in range(2)]
+        with pytest.raises(KeyboardInterrupt):  # twice: at once
+            llm.generate(*ask)
+        with pytest.raises(GroupError, match="KeyboardInterrupt; the group has ended"):
+            llm.generate(*ask)
+        assert gone(llm.llm_engine.group.pids)
+
     def test_a_rank_that_fails_says_why(self, directory):
         engine = open_engine(EngineArgs(model=directory, topology="TP2", **OPTIONS))
         with pytest.raises(GroupError, match="topology='TP2': rank 1: ZeroDivisionError: .*by zero; the group has ended"):

@@ -140,14 +140,14 @@ class DataEngine(FirstEngine):
             self.group.ask(step, *((one, computes) for one in news[1:]))
             outputs = self.lockstep() if computes else []
             reports = self.group.results()
-        with self.lock:
-            self._told[1:] = reports
-            for report in reports:
-                outputs += self._taken(report)
-            news_wait = any(one.added or one.aborted for one in self._news)
-            # Whoever only waits for blocks from elsewhere has nothing to compute; who has brought them says so by `wake`.
-            self.idle &= not (self._woken or news_wait) and all(report.idle for report in reports)
-            self.idle |= not self.has_unfinished_requests()
+            with self.lock:
+                self._told[1:] = reports
+                for report in reports:
+                    outputs += self._taken(report)
+                news_wait = any(one.added or one.aborted for one in self._news)
+                # Whoever only waits for blocks from elsewhere has nothing to compute; who has brought them says so by `wake`.
+                self.idle &= not (self._woken or news_wait) and all(report.idle for report in reports)
+                self.idle |= not self.has_unfinished_requests()
         return outputs
 
     def _taken(self, report: Report) -> list[RequestOutput]:

@@ -18,7 +18,7 @@ import tempfile
 import weakref
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from threading import Condition, Thread
+from threading import Condition, Thread, current_thread, main_thread
 from typing import Any, NamedTuple
 
 from .comm import PeerLost
@@ -104,10 +104,9 @@ class Group:
         Raises:
             GroupError: a rank has ended, or its function failed. What fails on this rank is raised as it is, and the group is over.
         """
-        self._send(Job(function, args, True))
         with self.watched():
-            results = [function(self.member, *args)]
-        return results + self.results()
+            self._send(Job(function, args, True))
+            return [function(self.member, *args)] + self.results()
 
     def ask(self, function: Callable[..., Any], *args_of_rank: tuple[Any, ...]) -> None:
         """Let rank r run `function(member, *args_of_rank[r - 1])`; `results` fetches what they give."""
@@ -130,7 +129,8 @@ class Group:
         return results
 
     def watched(self) -> _Watched:
-        """A context in which this rank talks with the others: an error there ends the group, and a lost peer is named."""
+        """A context in which this rank talks with the others: an error there ends the group, and a lost peer is named. Ctrl-C waits until they have
+        talked; a second one does not, and ends the group too."""
         return _Watched(self)
 
     def over(self, error: BaseException) -> GroupError:
@@ -190,15 +190,28 @@ class Group:
 class _Watched:
     def __init__(self, group: Group) -> None:
         self._group = group
+        # Only what Python itself does with Ctrl-C, an exception out of nowhere, would leave the others in the middle of a word.
+        self._holds = current_thread() is main_thread() and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        self._interrupted = False
 
     def __enter__(self) -> None:
-        pass
+        if self._holds:
+            signal.signal(signal.SIGINT, self._hold)
+
+    def _hold(self, number: int, frame: Any) -> None:
+        if self._interrupted:
+            raise KeyboardInterrupt
+        self._interrupted = True
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if self._holds:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         if isinstance(error, PeerLost):
             raise self._group.over(error) from error
         if error is not None and not isinstance(error, GroupError):
             self._group.over(error)
+        if error is None and self._interrupted:
+            raise KeyboardInterrupt
 
 
 class _Process(NamedTuple):
