@@ -47,6 +47,11 @@ def test_streams_are_under_way_all_the_time_and_their_prompts_are_all_different(
     assert len(seen.ttft_s) >= 3 and seen.gaps_s and min(seen.gaps_s) > 0 and seen.tokens_per_s > 0
 
 
+def test_a_longer_prompt_is_as_cold_as_a_shorter_one_was():
+    texts = [tokens(n, "0 3 1") for n in (16, 64, 65, 128)]
+    assert len({tuple(text[:8]) for text in texts}) == 4 and tokens(64, "0 3 1") == texts[1]
+
+
 def test_a_session_comes_back_with_all_that_was_said():
     engine = Answering()
     run(cluster(engine), Load(streams=2, prompt_tokens=4, output_tokens=6, history_tokens=32), warm_s=0, window_s=0, seed=3)

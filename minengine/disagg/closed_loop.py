@@ -127,8 +127,9 @@ async def _stream(engine: Any, load: Load, number: int, seed: int, timelines: di
 
 
 def tokens(n: int, seed: str) -> list[int]:
-    """So many token ids that stand for text: how long a step takes does not depend on what they say."""
-    rng = Random(seed)
+    """So many token ids that stand for text: how long a step takes does not depend on what they say. No text begins as a longer one does: a
+    cache would find it again."""
+    rng = Random(f"{n} {seed}")
     return [rng.randint(FIRST_TEXT_TOKEN, LAST_TOKEN) for _ in range(n)]
 
 
