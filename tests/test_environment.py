@@ -50,7 +50,7 @@ def test_make_and_conda_install_the_same_extras_and_the_same_model():
 
 @pytest.mark.skipif(Path(sys.prefix) != ROOT / ".venv", reason="looks into the .venv that make setup makes")
 def test_the_environment_holds_what_the_lock_says():
-    extras = [line for name in ("kernels", "nixl", "serve", "book", "test") for line in PROJECT["optional-dependencies"][name]]
+    extras = [line for name in ("kernels", "nixl", "ray", "serve", "book", "test") for line in PROJECT["optional-dependencies"][name]]
     wanted = [line for line in PROJECT["dependencies"] + extras if (marker := Requirement(line).marker) is None or marker.evaluate()]
     installed = {name: found.version.split("+")[0] for name, found in closure(wanted).items()}
     lock = {canonicalize_name(name): version for name, version in LOCK.items()}

@@ -30,12 +30,13 @@ from .launch import STOP_S, OnEnd, OnMessage, WorkerProcess, split
 from .messages import Ping, Pong, Start
 from .ray_node import CLOCK_ASKS, NodeAgent, tune
 
-__all__ = ["RayLauncher", "RayProcess", "largest_share"]
+__all__ = ["RayLauncher", "RayProcess", "accept_worker", "largest_share"]
 
 log = logging.getLogger("minengine.cluster")
 
 PLACE_S = 60.0  # for a node with enough that is free, and for a Python to start there
 ANSWER_S = 10.0  # for what takes a node no time
+STRANGER_S = 2.0  # for whoever connects to show that it has the key
 LOOK_S = 0.25  # whether a worker that is being placed has been given up
 
 
@@ -209,38 +210,14 @@ class RayProcess(WorkerProcess):
             self.node = f"{address} (Ray node {number[:8]})"
             key = secrets.token_bytes(32)
             started = self._actor.start.remote(key, threads)
-            self._link = self._accept(listening, key)
+            self._link = accept_worker(listening, key, self._clock, ANSWER_S)
+            if self._link is None:
+                raise _Lost(f"was not started on {self.node}, which did not show its key")
         try:
             self.pid = self._result(started, ANSWER_S, unless_killed=True)
         except TimeoutError:
             raise _Lost(f"was not started on {self.node}, which does not answer") from None
         return Connection(os.dup(self._link.fileno()))
-
-    def _accept(self, listening: socket.socket, key: bytes) -> socket.socket:
-        """The connection of whoever has the key; its clock has been asked for."""
-        until_s = time.monotonic() + ANSWER_S
-        while (left_s := until_s - time.monotonic()) > 0:
-            listening.settimeout(left_s)
-            try:
-                link, _ = listening.accept()
-            except TimeoutError:
-                break
-            tune(link)
-            _limit(link, left_s)
-            try:
-                with Connection(os.dup(link.fileno())) as connection:
-                    deliver_challenge(connection, key)
-                    answer_challenge(connection, key)
-                    for _ in range(CLOCK_ASKS):
-                        asked_s = time.perf_counter()
-                        connection.send_bytes(b"")
-                        (theirs_s,) = struct.unpack("<d", connection.recv_bytes())
-                        self._clock.heard(asked_s, theirs_s, time.perf_counter())
-                _limit(link, 0.0)
-                return link
-            except (AuthenticationError, EOFError, OSError):  # a stranger, or one that says nothing
-                link.close()
-        raise _Lost(f"was not started on {self.node}, which did not prove to be it")
 
     def _result(self, asked: Any, timeout_s: float, *, unless_killed: bool = False) -> Any:
         """What a method of the actor returned.
@@ -275,6 +252,33 @@ class RayProcess(WorkerProcess):
                 remove_placement_group(self._group)
         except Exception:  # no cluster any more: nothing there either
             log.debug("worker %s", self.name, exc_info=True)
+
+
+def accept_worker(listening: socket.socket, key: bytes, clock: RemoteClock, timeout_s: float) -> socket.socket | None:
+    """The connection of the node that has the key, which has told `clock` its time; whoever else connects is sent away. None: it has not come."""
+    until_s = time.monotonic() + timeout_s
+    while (left_s := until_s - time.monotonic()) > 0:
+        listening.settimeout(left_s)
+        try:
+            link, _ = listening.accept()
+        except TimeoutError:
+            break
+        tune(link)
+        _limit(link, min(left_s, STRANGER_S))
+        try:
+            with Connection(os.dup(link.fileno())) as connection:
+                deliver_challenge(connection, key)
+                answer_challenge(connection, key)
+                for _ in range(CLOCK_ASKS):
+                    asked_s = time.perf_counter()
+                    connection.send_bytes(b"")
+                    (theirs_s,) = struct.unpack("<d", connection.recv_bytes())
+                    clock.heard(asked_s, theirs_s, time.perf_counter())
+            _limit(link, 0.0)
+            return link
+        except (AuthenticationError, EOFError, OSError):
+            link.close()
+    return None
 
 
 def _limit(link: socket.socket, timeout_s: float) -> None:
