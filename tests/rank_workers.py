@@ -5,6 +5,7 @@ from functools import partial
 
 from gated import Gated
 from minengine.config import EngineArgs
+from minengine.disagg import kv_io
 from minengine.disagg.connector import WorkerConnector
 from minengine.disagg.opening import open_group_connector
 from minengine.disagg.rank_io import close_rank, open_rank_agent
@@ -86,15 +87,38 @@ def facts(member):
     return member.transfers.connector.take_facts() if member.rank else []
 
 
+class Counting(Gated):
+    begun = 0
+
+    def _start(self, *what):
+        self.begun += 1
+        return super()._start(*what)
+
+
 def gate(member, rank, shut=(), fail=()):
-    """Have the reads of one rank put off, or fail."""
+    """Have the reads of one rank other than 0 put off, or fail."""
     if member.rank == rank:
-        io = member.transfers.io
+        io = _io(member)
         if not isinstance(io.agent, Gated):
-            io.agent = Gated(io.agent)
+            io.agent = Counting(io.agent)
         io.agent.shut, io.agent.fail = set(shut), set(fail)
 
 
 def put_off(member):
     """Reads of this rank that have not begun."""
-    return len(member.transfers.io.agent.put_off) if member.rank and isinstance(member.transfers.io.agent, Gated) else 0
+    return len(_io(member).agent.put_off) if member.rank else 0
+
+
+def begun(member):
+    """Reads of this rank that were asked for."""
+    return _io(member).agent.begun if member.rank else 0
+
+
+def small_parts(member, rank, nbytes):
+    """Have one rank read so many bytes at a time."""
+    if member.rank == rank:
+        kv_io.PART_BYTES = nbytes
+
+
+def _io(member):
+    return getattr(member.transfers, "connector", member.transfers).io

@@ -37,7 +37,7 @@ def shared_memory():
 
 @pytest.fixture(scope="module")
 def cluster(tiny):  # noqa: F811
-    with running(tiny["glm"], cluster={"prefill": 1, "decode": 1, "prefill_topology": "DEP2", "decode_topology": "TP2", "transfer": "shm"},
+    with running(tiny["glm"], cluster={"prefill": 1, "decode": 1, "prefill_topology": "DEP2", "decode_topology": "TP2"},
                  load_admission="event") as cluster:
         ranks = [rank for worker in cluster.workers for rank in children(worker.pid)]
         assert len(ranks) == 2
@@ -75,7 +75,8 @@ def test_answers_are_one_processs_and_the_workers_say_what_they_are(cluster, tin
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("name, which", [("decode0", "rank 1"), ("prefill0", "rank 1"), ("decode0", "rank 0")])
+@pytest.mark.parametrize("name, which", [("decode0", "rank 1"), ("decode0", "rank 0"), pytest.param("prefill0", "rank 1", marks=pytest.mark.soak),
+                                         pytest.param("prefill0", "rank 0", marks=pytest.mark.soak)])
 def test_a_rank_that_is_killed_takes_its_worker_along_and_the_requests_go_on(cluster, tiny, name, which):  # noqa: F811
     async def main():
         before = next(worker.restarts for worker in cluster.workers if worker.name == name)
@@ -106,7 +107,8 @@ def test_a_server_of_two_topologies_answers_what_one_process_does():
     options = dict(block_size=16, max_model_len=2048, num_threads=1)
     want = LLM("glm-mini", **options).generate([text], SamplingParams(max_tokens=32, temperature=0.0, ignore_eos=True))[0].outputs[0]
     before = shared_memory()
-    with serving("--prefill", "1", "--decode", "1", "--prefill-topology", "DEP2", "--decode-topology", "TP2", "--num-threads", "4", "--worker-timeout-s", "60") as server:
+    with serving("--prefill", "1", "--decode", "1", "--prefill-topology", "DEP2", "--decode-topology", "TP2", "--num-threads", "4", "--worker-timeout-s", "60",
+                 "--transfer", "shm") as server:
         lines = "".join(server.lines)
         assert "worker prefill0: process" in lines and "1 threads a rank of DEP2" in lines and "1 threads a rank of TP2" in lines
         assert httpx.get(f"{server.url}/health").json() == {"status": "ok", "workers": {"prefill0": "up", "decode0": "up"},

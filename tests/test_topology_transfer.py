@@ -10,16 +10,17 @@ from safetensors.torch import load_file, save_file
 
 from minengine.arithmetic import kv_copies, taken
 from minengine.config import ConfigError, EngineArgs
+from minengine.disagg.kv_io import PART_BYTES
 from minengine.disagg.opening import weights_fingerprint
 from minengine.disagg.plan import ClusterArgs, plan
 from minengine.disagg.source import check_pools
 from minengine.kv.fingerprint import joint_fingerprint, source_sums
 from minengine.model.weights import open_model
-from rank_workers import RankWorker, answered, gate, put_off
+from rank_workers import RankWorker, answered, begun, gate, put_off, small_parts
 from test_connector_faults import Hand
 from test_parallel_engine import TIE, alone, prompt
 from tiny_directories import write_tiny
-from workers import so_far
+from workers import PATIENCE_S, so_far
 
 torch.set_num_threads(1)
 PREFILL = ["TP1", "TP2", "DEP2", "TP2+DCP2"]
@@ -69,7 +70,7 @@ def moved(d, tokens, start=0, *, held, size=16):
 
 
 def pair(worker, held, kept):
-    agent = "nixl" if (held, kept) in (("DEP2", "TP2"), ("TP2", "TP1")) else "shm"
+    agent = "nixl" if (held, kept) == ("DEP2", "TP2") else "shm"
     if agent == "nixl":
         pytest.importorskip("nixl")
     return worker(held, "p", agent=agent), worker(kept, "d", agent=agent)
@@ -166,26 +167,41 @@ def test_many_requests_at_once_on_ranks_of_their_own(worker, directory):
     assert {fact.outcome for rank in (0, 1) for fact in d.take_facts(rank)} == {"landed"}
 
 
-def test_ranks_that_only_wait_for_rows_or_keep_them_compute_nothing(worker):
-    p, d = worker("TP1", "p", agent="shm"), worker("DEP2", "d", agent="shm")
-    ids = prompt(40, next(families))
-    source, resume = p.prefilled("slow", ids)
-    d.agent.shut = {"READ"}
-    d.add("slow", ids, resume=resume, source=source, data_parallel_rank=0)
-    d.until(lambda: d.engine.idle)
-    before = [rank.forwards for rank in d.engine.counts().ranks]
-    for _ in range(20):
-        if not d.engine.idle:
+def as_a_worker_does(d, done):
+    """Step only while there is something to compute, and sleep until somebody wakes."""
+    d.until(lambda: d.engine.idle or done(), turn=True)
+    while not done():
+        assert d.woken.wait(PATIENCE_S)
+        d.woken.clear()
+        d.connector.poll()
+        while not d.engine.idle:
             d.turn()
-    assert [rank.forwards for rank in d.engine.counts().ranks] == before
-    d.agent.shut = set()
-    d.until(lambda: d.finished("slow"))
-    d.take_facts()
-    p2 = worker("DEP2", "p", agent="shm")
-    p2.prefilled("kept", prompt(40, next(families)), rank=1)
-    assert p2.engine.step() == [] and p2.engine.idle
-    p2.connector.release("kept")
-    p.clean(), d.clean(), p2.clean()
+
+
+def test_ranks_that_only_wait_for_rows_compute_nothing_until_they_are_there(worker, directory):
+    """The request is another rank's than the scheduler's that can be seen here; it is long enough for several steps."""
+    p, d = worker("TP1", "p", agent="shm"), worker("DEP2", "d", agent="shm")
+    family = next(families)
+    source, resume = p.prefilled("slow", prompt(40, family))
+    d.engine.group.call(gate, 1, {"READ"}, ())
+    before = [rank.forwards for rank in d.engine.counts().ranks]
+    d.add("slow", prompt(40, family), resume=resume, source=source, data_parallel_rank=1)
+    d.until(lambda: d.engine.idle)
+    assert [rank.forwards - old for rank, old in zip(d.engine.counts().ranks, before)] == [1, 1]  # the step in which they found that out
+    d.woken.clear()
+    d.engine.group.call(gate, 1, (), ())
+    as_a_worker_does(d, lambda: d.finished("slow"))
+    assert_same(directory, p.tokens("slow") + d.tokens("slow"), 40, family)
+    assert [facts.outcome for facts in d.take_facts(1)] == ["landed"]
+    p.clean(), d.clean()
+
+
+def test_ranks_that_only_keep_rows_compute_nothing(worker):
+    p = worker("DEP2", "p", agent="shm")
+    p.prefilled("kept", prompt(150, next(families)), rank=1)  # 64 tokens a step, on a rank whose steps nobody else has a reason for
+    assert p.engine.idle and p.engine.step() == []
+    p.connector.release("kept")
+    p.clean()
 
 
 # --- what goes wrong on one rank -------------------------------------------------------------------------------------------
@@ -245,6 +261,22 @@ def test_a_read_of_one_rank_that_does_not_end_is_given_up_and_its_blocks_wait_fo
 
 def d_tokens(p, d, name):
     return p.tokens(name) + d.tokens(name)
+
+
+def test_what_is_given_up_is_read_no_further(apart):
+    """A read in many parts: the one under way ends, and no other begins."""
+    p, d = apart
+    d.engine.group.call(small_parts, 1, 512)
+    rank_1(d, shut={"READ"})
+    hand_over(p, d, "parts", 25)
+    d.until(lambda: sum(d.engine.group.call(put_off)))
+    d.engine.abort_request("parts")
+    before = sum(d.engine.group.call(begun))
+    d.until(lambda: d.take_facts())  # the others have been told
+    rank_1(d)
+    p.clean(), d.clean()
+    assert sum(d.engine.group.call(begun)) == before
+    d.engine.group.call(small_parts, 1, PART_BYTES)
 
 
 def test_an_abort_while_one_rank_reads_gives_the_blocks_back_when_it_is_done(apart):

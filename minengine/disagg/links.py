@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from threading import Lock, Thread
+from time import monotonic
 from typing import Any, NamedTuple
 
 from .agents import TransferError
@@ -26,7 +27,7 @@ from .source import KVSource, PoolFacts
 __all__ = ["Fetch", "Fetched", "Fetching", "Gone", "Link", "Links", "Met", "RankState", "ReleaseHeld", "RenewHeld", "StopFetch", "connect_link"]
 
 NAME = "transfers"  # of the socket in the group's folder
-START_S = 60.0  # for the other ranks to come
+START_S, LOOK_S = 60.0, 0.2  # for the other ranks to come; until somebody looks whether they are still there
 
 
 class Fetch(NamedTuple):
@@ -156,7 +157,7 @@ class Links:
         self._listening = socket.socket(socket.AF_UNIX)
         self._listening.bind(str(Path(folder) / NAME))
         self._listening.listen(size)
-        self._listening.settimeout(START_S)
+        self._listening.settimeout(LOOK_S)
         self._links: list[Link] = []
         self._numbers = itertools.count()
         self._fetching: dict[int, Fetching] = {}
@@ -164,14 +165,22 @@ class Links:
         self.states: dict[int, RankState] = {}
         self.on_state: Callable[[RankState], None] = lambda state: None
 
-    def accept(self) -> None:
+    def accept(self, check: Callable[[], None]) -> None:
         """
+        Args:
+            check: raises if a rank has ended.
+
         Raises:
-            OSError: not all have come in time.
+            TimeoutError: not all have come in time.
         """
-        for _ in range(1, self.size):
-            link = Link(self._listening.accept()[0])
-            self._links.append(link)
+        until = monotonic() + START_S
+        while len(self._links) < self.size - 1:
+            try:
+                self._links.append(Link(self._listening.accept()[0]))
+            except TimeoutError:
+                check()
+                if monotonic() >= until:
+                    raise TimeoutError(f"not all ranks have opened their transfers within {START_S:g} s") from None
         self._listening.close()
 
     def listen(self) -> None:

@@ -41,7 +41,7 @@ def open_group_connector(engine: Any, agent: Agent, *, wake: Callable[[], None],
         agent: rank 0's, over the pool of rank 0's engine.
 
     Raises:
-        OSError: a rank does not come.
+        TimeoutError: a rank does not come.
         GroupError: a rank ended, or failed.
     """
     from .connector import WorkerConnector
@@ -53,7 +53,7 @@ def open_group_connector(engine: Any, agent: Agent, *, wake: Callable[[], None],
     group = engine.group
     links = Links(group.member.folder, group.size)
     group.ask(join_rank, *[(fingerprint,)] * (group.size - 1))
-    links.accept()
+    links.accept(group.check)
     pools = group.results()
     if engine.args.ranks.data > 1:
         connector = DataConnector(engine, agent, links=links, pools=tuple(pools), wake=wake, fingerprint=fingerprint)

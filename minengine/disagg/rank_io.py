@@ -14,10 +14,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ..config import ConfigError
 from ..parallel.group import Member
 from ..request import RequestOutput
-from .agents import TransferError
 from .connector import IDLE_S, SOON_S, WorkerConnector
 from .io_thread import IOThread
 from .kv_io import KVIO
@@ -54,7 +52,7 @@ class RankReader:
             case Fetch(number, source, block_ids, start):
                 try:
                     self._reads[number] = _Read(Reading(self.io, source, block_ids, start))
-                except (TransferError, ConfigError, IndexError) as error:
+                except Exception as error:  # rank 0 must not wait for ever
                     self._link.send(Fetched(number, None, self._said(error)))
             case StopFetch(number):
                 if number in self._reads:
@@ -69,7 +67,7 @@ class RankReader:
             here = False
             try:
                 here = not read.error and read.reading.advance(late=read.stopped)
-            except Exception as error:  # rank 0 must not wait for ever
+            except Exception as error:
                 read.error = self._said(error)
             if here or (read.error or read.stopped) and read.reading.release():
                 del self._reads[number]
