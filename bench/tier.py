@@ -128,7 +128,7 @@ class _Pools:
 def histories(threads: int, rounds: int = ROUNDS) -> dict[str, Any]:
     import numpy as np
 
-    from minengine.kv.blocks import block_hash, root_hash
+    from minengine.kv.blocks import block_hashes
 
     OUT.mkdir(parents=True, exist_ok=True)
     samples: dict[str, Any] = {name: [] for name in (
@@ -139,10 +139,8 @@ def histories(threads: int, rounds: int = ROUNDS) -> dict[str, Any]:
         engine, blocks = pools.engine, TOKENS // BLOCK_SIZE
         try:
             for turn in range(rounds + 1):  # the first one warms up
-                ids, hashes, parent = prompt(TOKENS, seed=turn), [], root_hash()
-                for i in range(0, TOKENS, BLOCK_SIZE):
-                    parent = block_hash(parent, ids[i : i + BLOCK_SIZE])
-                    hashes.append(parent)
+                ids = prompt(TOKENS, seed=turn)
+                hashes = block_hashes(ids, BLOCK_SIZE)
                 engine.reset_prefix_cache()
                 recompute = pools.first_token_ms(ids, 0, use_tier=False)
                 there = engine.pool.find(hashes)

@@ -244,6 +244,20 @@ class TestData:
         with pytest.raises(RequestError, match="data_parallel_rank=2: use 0 to 1"):
             engine.add_request("x", [1], data_parallel_rank=2)
 
+    def test_a_session_stays_where_its_history_is(self, engine):
+        """Turns of three sessions on two ranks, in an order that going to the idlest would mix up."""
+        histories = {name: prompt(48, 300 + name) for name in range(3)}
+        first = {}
+        for turn in range(3):
+            for name in ((0, 1, 2), (2, 0, 1), (1, 2, 0))[turn]:
+                engine.add_request(f"{name}", histories[name], SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True))
+                first.setdefault(name, engine._rank_of.get(f"{name}", 0))
+                assert engine._rank_of.get(f"{name}", 0) == first[name]
+            for name, output in finish(engine).items():
+                assert output.num_cached_tokens >= (48 if turn else 0), (turn, name)
+                histories[int(name)] = histories[int(name)] + output.outputs[0].token_ids + prompt(20, 400 + turn)
+        assert set(first.values()) == {0, 1}
+
     def test_a_seed_gives_the_same_tokens_on_any_rank(self, engine):
         answers = []
         for rank in (0, 1):

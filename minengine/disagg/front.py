@@ -27,7 +27,7 @@ from threading import RLock
 from typing import TYPE_CHECKING, Any, Mapping
 
 from ..config import EngineArgs
-from ..kv.blocks import block_hash, root_hash
+from ..kv.blocks import block_hashes
 from ..prompt import read_prompt
 from ..request import RequestError, SamplingParams
 from ..streams import EngineStats
@@ -190,13 +190,8 @@ class AsyncCluster(Dispatcher):
             if n > worker.ready.num_blocks * size and n < self.max_model_len:
                 raise RequestError(f"prompt: {n} tokens need {-(-n // size)} blocks of {size} and the pool of worker {worker.name} has "
                                    f"{worker.ready.num_blocks}; shorten the prompt or enlarge the pool (kv_cache_memory_bytes)")
-        hashes: list[bytes] = []
-        if self._router.policy == "kv_aware":
-            parent, size = root_hash(salt), self._block_size
-            for start in range(0, len(read.token_ids) - size + 1, size):
-                parent = block_hash(parent, read.token_ids[start: start + size])
-                hashes.append(parent)
-        return Read(read, salt, hashes)
+        aware = self._router.policy == "kv_aware"
+        return Read(read, salt, block_hashes(read.token_ids, self._block_size, salt) if aware else [])
 
     # --- news of workers (supervise.Listener) -------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from typing import Iterable, Sequence
 from .events import EventLog
 from .runs import Runs
 
-__all__ = ["BlockPool", "OutOfBlocks", "block_hash", "root_hash"]
+__all__ = ["BlockPool", "OutOfBlocks", "block_hash", "block_hashes", "root_hash"]
 
 RESERVE = 1 / 64  # of the pool: with more, runs are longer and what is evicted is younger (`python -m bench churn` measures both)
 UNSALTED_ROOT = sha256(b"minengine:root:none").digest()
@@ -40,6 +40,15 @@ def root_hash(cache_salt: str | None = None) -> bytes:
 def block_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:
     """SHA-256 of a full block: its tokens AND all that came before it (through `parent`)."""
     return sha256(b"minengine:block:" + parent + struct.pack(f"<{len(token_ids)}I", *token_ids)).digest()
+
+
+def block_hashes(token_ids: Sequence[int], block_size: int, cache_salt: str | None = None) -> list[bytes]:
+    """The hash chain of all full blocks."""
+    chain, parent = [], root_hash(cache_salt)
+    for start in range(0, len(token_ids) - block_size + 1, block_size):
+        parent = block_hash(parent, token_ids[start: start + block_size])
+        chain.append(parent)
+    return chain
 
 
 class BlockPool:

@@ -11,12 +11,14 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ..config import EngineArgs
+from ..kv.blocks import block_hashes
 from ..prompt import Prompt
 from ..request import OutputKind, Request, RequestError, RequestOutput, Resume, SamplingParams, Status
 from .comm import Parallel
 from .engine import RankEngine
 from .first import FirstEngine
 from .group import Group, Member
+from .prefixes import Prefixes
 
 __all__ = ["DataEngine"]
 
@@ -57,6 +59,7 @@ class DataEngine(FirstEngine):
         self._told = [Report([], [], 0, 0, [], True)] * group.size
         self._held: list[tuple[str, Any]] = []
         self._woken = False
+        self._prefixes = Prefixes()
 
     # --- requests -----------------------------------------------------------------------------------------------
 
@@ -66,15 +69,18 @@ class DataEngine(FirstEngine):
         """`LLMEngine.add_request` on one of the ranks.
 
         Args:
-            data_parallel_rank: which one; None: the one with the fewest unfinished requests.
+            data_parallel_rank: which one; None: the one that has cached most of the prompt, if that is known and it is not much busier, else
+                the one with the fewest unfinished requests.
             hold, source: for rank 0, unless `hands_over`.
         """
         size = self.group.size
         if data_parallel_rank is not None and not (isinstance(data_parallel_rank, int) and 0 <= data_parallel_rank < size):
             raise RequestError(f"data_parallel_rank={data_parallel_rank!r}: use 0 to {size - 1}, or None")
+        prompt = prompt if isinstance(prompt, Prompt) else self.read_prompt(prompt)
         with self.lock:
-            needs_connector = hold or source is not None
-            rank = data_parallel_rank if data_parallel_rank is not None else self._least_loaded() if self.hands_over or not needs_connector else 0
+            if data_parallel_rank is None and not self.hands_over and (hold or source is not None):
+                data_parallel_rank = 0
+            rank = self._rank_for(prompt, prompt.cache_salt if cache_salt is None else cache_salt, data_parallel_rank)
             handed_over = {"resume": resume, "hold": hold, "source": source}
             if rank == 0:
                 return super().add_request(request_id, prompt, params, cache_salt=cache_salt, output_kind=output_kind, arrival_s=arrival_s, seed=seed,
@@ -93,11 +99,15 @@ class DataEngine(FirstEngine):
             self.idle = False
         return request
 
-    def _least_loaded(self) -> int:
+    def _rank_for(self, prompt: Prompt, salt: str | None, asked: int | None) -> int:
+        known = self.args.enable_prefix_caching and (salt is None or isinstance(salt, str))  # else the request is refused
+        hashes = block_hashes(prompt.token_ids, self.args.block_size, salt) if known else []
         loads = [len(self.requests) - len(self._rank_of)] + [0] * (self.group.size - 1)
         for rank in self._rank_of.values():
             loads[rank] += 1
-        return loads.index(min(loads))
+        rank = self._prefixes.choose(hashes, loads) if asked is None else asked
+        self._prefixes.given(hashes, rank)
+        return rank
 
     def abort_request(self, request_id: str) -> RequestOutput | None:
         """As `LLMEngine`'s; on another rank a request ends with the next step, which returns its output."""
@@ -181,6 +191,7 @@ class DataEngine(FirstEngine):
         return super().num_waiting + sum(report.num_waiting for report in self._told) + sum(len(news.added) for news in self._news)
 
     def reset_prefix_cache(self) -> None:
+        self._prefixes.forget()
         self.group.call(reset_prefix_cache)
 
 
