@@ -17,6 +17,13 @@ torch.set_num_threads(1)
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc and ends processes")
 
 
+STAGES = {
+    "at a prefill rank": lambda flight: flight.worker == "prefill0" and not flight.token_ids,
+    "handed over": lambda flight: flight.worker == "decode0" and len(flight.token_ids) == 1,
+    "decoding": lambda flight: len(flight.token_ids) > 2,
+}
+
+
 def children(pid):
     """Processes that one has started and that are there."""
     found = []
@@ -72,6 +79,29 @@ def test_answers_are_one_processs_and_the_workers_say_what_they_are(cluster, tin
         assert [(name, worker.topology, worker.num_ranks, worker.num_threads) for name, worker in workers.items()] == [("prefill0", "DEP2", 2, 1), ("decode0", "TP2", 2, 1)]
         assert workers["prefill0"].transfers["holds"] == workers["decode0"].transfers["landed"] == 7  # a first token that is the last is nobody else's
         assert not any(workers["decode0"].transfers[name] for name in ("failed", "expired", "cancelled"))
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_clients_that_leave_take_nothing_with_them(cluster, tiny, stage):  # noqa: F811
+    """Wherever their requests are, on whichever rank."""
+    async def main():
+        tasks = {f"r{i}": asyncio.create_task(collect(cluster, prompt(i), greedy(30), f"r{i}")) for i in range(12)}
+        seen: set[str] = set()
+
+        def some_are_there():
+            with cluster._lock:
+                found = [flight.request_id for flight in cluster._flights.values() if STAGES[stage](flight) and flight.request_id not in seen]
+            for request_id in found[:2]:
+                seen.add(request_id)
+                tasks[request_id].cancel()
+            return len(seen) >= 4 or not cluster._flights
+        await until(lambda: cluster._flights)
+        await until(some_are_there)
+        done = dict(zip(tasks, await asyncio.gather(*tasks.values(), return_exceptions=True)))
+        want = alone(tiny["glm"], [prompt(i) for i in range(12)], greedy(30))
+        assert seen and all(tokens(done[f"r{i}"]) == want[i].outputs[0].token_ids for i in range(12) if f"r{i}" not in seen)
+        await until_quiet(cluster)
     asyncio.run(main())
 
 
