@@ -23,7 +23,7 @@ def tiny(tmp_path_factory):
 
 
 def make(model, max_num_waiting=1024, cluster=None, **engine):
-    return AsyncCluster(EngineArgs(model=model, num_threads=1, **{**ENGINE, **engine}), ClusterArgs(**{"decode": 2, **(cluster or {})}),
+    return AsyncCluster(EngineArgs(model=model, **{"num_threads": 1, **ENGINE, **engine}), ClusterArgs(**{"decode": 2, **(cluster or {})}),
                         max_num_waiting=max_num_waiting)
 
 

@@ -62,6 +62,15 @@ def test_without_ray_a_cluster_is_refused_with_the_command_that_installs_it(monk
         open_launcher("auto")
 
 
+def test_where_no_cluster_is_nothing_is_waited_for():
+    pytest.importorskip("ray", reason="pip install 'minengine[ray]'")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = "127.0.0.1:%d" % taken.getsockname()[1]
+    for address in (address, f"ray://{address}"):
+        with pytest.raises(ConfigError, match=f"cluster='{address}': nothing answers there .*; start Ray with `ray start --head`"):
+            open_launcher(address)
+
+
 # --- threads ------------------------------------------------------------------------------------------------------------
 
 
