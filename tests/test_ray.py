@@ -36,7 +36,7 @@ class Nodes:
         self.port = free_port()
         try:
             self.add(include_dashboard=False, ray_client_server_port=self.port)
-            self.add()
+            self.second = self.add()
             until_it_listens(self.port)
         except BaseException:
             self.cluster.shutdown()
@@ -70,17 +70,23 @@ def free_port():
         return taken.getsockname()[1]
 
 
-@pytest.fixture(scope="module")
-def nodes():
+def two_nodes():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("UCX_TLS", "tcp,self")  # as between machines
         patch.setenv("RAY_worker_niceness", "0")  # its workers yield to everybody else otherwise, and here are others
         patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # what a later Ray does; else it says so
+        handler = signal.getsignal(signal.SIGTERM)  # Ray takes it
         nodes = Nodes()
         try:
             yield nodes
         finally:
             nodes.cluster.shutdown()
+            signal.signal(signal.SIGTERM, handler)
+
+
+@pytest.fixture(scope="module")
+def nodes():
+    yield from two_nodes()
 
 
 @pytest.fixture(scope="module")
@@ -147,3 +153,130 @@ def test_a_worker_that_finds_no_place_is_an_error_that_says_what_it_needs(apart,
         with running(tiny["glm"], cluster={"decode": 1, "cluster": apart.cluster_args.cluster}):
             pass
     assert [worker.state for worker in apart.workers] == ["up", "up"]  # which has the connection to Ray as well
+
+
+# --- longer ---------------------------------------------------------------------------------------------------------------
+
+
+def cpus_of_cluster(address):
+    """Free CPUs, as Ray counts them; asked in a process of its own."""
+    code = f"import ray; ray.init({address!r}, logging_level=40, log_to_driver=False); print(ray.available_resources().get('CPU', 0))"
+    return float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+
+
+def until_free(nodes, cpus, timeout_s=60):
+    end = time.monotonic() + timeout_s
+    while cpus_of_cluster(nodes.address) != cpus:
+        assert time.monotonic() < end, "Ray still counts what a worker had"
+
+
+@pytest.fixture
+def fresh():
+    """Two nodes that nobody else uses."""
+    yield from two_nodes()
+
+
+SCRIPT = """
+import sys
+from minengine import Cluster, SamplingParams
+with Cluster(sys.argv[1], prefill=1, decode=1, cluster=sys.argv[2], num_threads=2, block_size=16, num_gpu_blocks_override=64, max_model_len=512) as cluster:
+    print(*(worker.pid for worker in cluster.workers), flush=True)
+    prompts = [{"prompt_token_ids": [1 + i, 2, 3]} for i in range(int(sys.argv[3]))]
+    outputs = cluster.generate(prompts, SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True))
+    print([out.outputs[0].token_ids for out in outputs], flush=True)
+"""
+
+
+def front(nodes, tiny, address, requests):  # noqa: F811
+    return subprocess.Popen([sys.executable, "-c", SCRIPT, tiny["llama"], address, str(requests)], stdout=subprocess.PIPE, text=True)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("how", ["ray://", "auto"])
+def test_a_program_outside_the_cluster_and_one_on_a_node_use_it_and_leave_nothing(fresh, tiny, how):  # noqa: F811
+    process = front(fresh, tiny, fresh.client_address if how == "ray://" else "auto", 5)
+    told = process.communicate(timeout=300)[0].splitlines()
+    pids = [int(pid) for pid in told[0].split()]
+    assert process.returncode == 0 and len(pids) == 2
+    expected = alone(tiny["llama"], [[1 + i, 2, 3] for i in range(5)], greedy(20))
+    assert told[1] == str([out.outputs[0].token_ids for out in expected])
+    until_gone(pids)
+    until_free(fresh, 2 * CPUS)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("sig", [signal.SIGKILL, signal.SIGTERM])
+def test_nothing_outlives_a_front_that_is_killed(fresh, tiny, sig):  # noqa: F811
+    process = front(fresh, tiny, fresh.address, 100_000)
+    pids = [int(pid) for pid in process.stdout.readline().split()]
+    actors = [parent(pid) for pid in pids]
+    process.send_signal(sig)
+    process.communicate(timeout=60)
+    until_gone(pids)
+    until_gone(actors, 60)
+    until_free(fresh, 2 * CPUS)
+
+
+@pytest.mark.soak
+def test_a_server_uses_the_cluster_that_it_is_told(fresh, tiny):  # noqa: F811
+    import json
+    import urllib.request
+
+    port = free_port()
+    server = subprocess.Popen([sys.executable, "-m", "minengine.cli", "serve", "--model", tiny["llama"], "--prefill", "1", "--decode", "1", "--cluster", fresh.client_address,
+                               "--num-threads", "2", "--block-size", "16", "--num-gpu-blocks-override", "64", "--port", str(port), "--served-model-name", "m"],
+                              stdout=subprocess.PIPE, text=True)
+    try:
+        lines = [next(line for line in server.stdout if line.startswith(f"minengine: worker {name}")) for name in ("prefill0", "decode0")]
+        pids = [int(line.split("process ")[1].split()[0]) for line in lines]
+        assert all("(Ray node " in line and "NIXL" in line for line in lines)
+        next(line for line in server.stdout if " on http://" in line)
+        body = {"model": "m", "prompt": [1, 2, 3], "max_tokens": 20, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+        request = urllib.request.Request(f"http://127.0.0.1:{port}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            told = json.load(answer)
+        assert told["choices"][0]["text"] == alone(tiny["llama"], [[1, 2, 3]], greedy(20))[0].outputs[0].text
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(60) == 0
+    finally:
+        server.kill()
+        server.wait()
+    until_gone(pids)
+
+
+@pytest.mark.soak
+def test_a_node_that_goes_takes_its_worker_along_which_finds_another(fresh, tiny):  # noqa: F811
+    async def main():
+        with running(tiny["llama"], cluster={"prefill": 1, "decode": 1, "cluster": fresh.address, "worker_timeout_s": 20.0}, num_threads=2 * CPUS) as cluster:
+            number = fresh.second.node_id[:8]
+            lost = next(worker for worker in cluster.workers if number in worker.node)
+            task = asyncio.create_task(collect(cluster, [1, 2, 3], greedy(400), "r"))
+            await until(lambda: given(cluster, "r") > 1)
+            fresh.cluster.remove_node(fresh.second, allow_graceful=False)
+            until_gone([lost.pid])
+            fresh.add()  # in this thread: Ray asks for signals
+            outputs = await task
+            assert tokens(outputs) == alone(tiny["llama"], [[1, 2, 3]], greedy(400))[0].outputs[0].token_ids
+            await until_quiet(cluster, 120)
+            again = next(worker for worker in cluster.workers if worker.name == lost.name)
+            assert again.restarts >= 1 and again.node and number not in again.node
+    asyncio.run(main())
+
+
+@pytest.mark.soak
+def test_the_ranks_of_a_worker_are_on_one_node(fresh, tiny):  # noqa: F811
+    large = fresh.cluster.add_node(**{**NODE, "num_cpus": 2})
+    with running(tiny["glm"], cluster={"decode": 1, "cluster": fresh.address}, topology="TP2", num_threads=2) as cluster:
+        (worker,) = cluster.workers
+        assert large.node_id[:8] in worker.node
+        (raylet,) = [info.process.pid for kind, infos in large.all_processes.items() if kind == "raylet" for info in infos]
+        assert descends(worker.pid, raylet)
+        with open(f"/proc/{worker.pid}/task/{worker.pid}/children") as children:
+            ranks = [int(pid) for pid in children.read().split()]
+        assert ranks and all(descends(rank, raylet) for rank in ranks)
+
+        async def main():
+            outputs = [await collect(cluster, prompt, greedy(20), f"r{i}") for i, prompt in enumerate(PROMPTS[:2])]
+            assert [tokens(one) for one in outputs] == [out.outputs[0].token_ids for out in alone(tiny["glm"], PROMPTS[:2], greedy(20))]
+        asyncio.run(main())
+    until_gone(ranks)
