@@ -16,5 +16,11 @@ tokens that were given so far, none lost and none twice; "computed": by the deco
     1,024 leases are taken                       at once                                 computed
     the client leaves                            at once                                 blocks come back, those that a read is under way into when it has ended
     no worker that decodes can be started        after 5 starts in a row                 EngineDead
-    the front's process ends                     at once (the kernel ends its workers)
+    the front's process ends                     at once (the kernel ends its workers; on other nodes, the end of their connection)
+
+On several nodes:
+
+    a node goes                                  at once, or after half a minute if      goes on; its workers are started again where there is room, or are gone after
+                                                 nothing says so                         5 tries
+    a worker finds no room                       after a minute                          an error at the start; later, as a process that ended
 """
