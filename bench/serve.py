@@ -57,7 +57,7 @@ def _prompts(model: str) -> list[list[int]]:
 
 def in_process(threads: int, model: str) -> dict[str, Any]:
     """The same requests through the engine alone, with the deltas that a server would send."""
-    from minengine.config import EngineArgs
+    from minengine.engine_args import EngineArgs
     from minengine.engine import LLMEngine
     from minengine.request import OutputKind, SamplingParams
 
@@ -97,7 +97,7 @@ def served(threads: int, model: str) -> dict[str, Any]:
 def masked_steps(threads: int, batch: int, least: int) -> dict[str, Any]:
     """Decode steps of two engines that share the weights, taking turns: one free, one in free text, or in the string of a tool call's
     argument that has at least so many characters."""
-    from minengine.config import EngineArgs
+    from minengine.engine_args import EngineArgs
     from minengine.engine import LLMEngine
     from minengine.request import SamplingParams, StructuredOutputsParams
     from minengine.serve.tools import structural_tag

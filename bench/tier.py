@@ -60,7 +60,7 @@ class _Pools:
     def __init__(self, threads: int, folder: Path) -> None:
         from minengine.disagg.connector import WorkerConnector
         from minengine.engine import LLMEngine
-        from minengine.config import EngineArgs
+        from minengine.engine_args import EngineArgs
         from minengine.kv.fingerprint import model_fingerprint
         from minengine.kv.layout import KVLayout
         from minengine.kv.tier import Tier

@@ -11,7 +11,7 @@ _HOME = {
     "LLM": "llm",
     "Cluster": "disagg.cluster",
     "LLMEngine": "engine",
-    "EngineArgs": "config",
+    "EngineArgs": "engine_args",
     "ConfigError": "config",
     "SamplingParams": "request",
     "RequestOutput": "request",

@@ -16,7 +16,7 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any
 
-from .config import EngineArgs
+from .engine_args import EngineArgs
 from .disagg.opening import open_connector
 from .engine import LLMEngine
 from .parallel.opening import open_engine

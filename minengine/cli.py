@@ -10,7 +10,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Sequence
 
-from .config import ConfigError, EngineArgs
+from .config import ConfigError
+from .engine_args import EngineArgs
 from .flags import add_engine_flags
 from .request import RequestError, RequestOutput, SamplingParams
 from .serve.args import SERVE_PACKAGES, add_serve_flags, serve_args

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
 
 import torch
 
-from .config import ConfigError, EngineArgs, ModelConfig
+from .config import ConfigError, ModelConfig
+from .engine_args import EngineArgs
 from .grammar import GrammarBackend
 from .kv.blocks import BlockPool
 from .kv.cache import KVCache

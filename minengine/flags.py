@@ -5,7 +5,8 @@ import argparse
 from dataclasses import fields
 from typing import Any, Mapping, Sequence
 
-from .config import HEAD_DTYPES, KV_CACHE_LAYOUTS, LATENT_DTYPES, EngineArgs
+from .config import HEAD_DTYPES, KV_CACHE_LAYOUTS, LATENT_DTYPES
+from .engine_args import EngineArgs
 
 __all__ = ["add_engine_flags", "add_flags"]
 

@@ -8,7 +8,7 @@ from threading import Event
 from typing import Any, Iterator, Sequence
 
 from .calls import Chat, Prompt, one_each
-from .config import EngineArgs
+from .engine_args import EngineArgs
 from .disagg.opening import open_connector
 from .parallel.opening import open_engine
 from .request import OutputKind, RequestError, RequestOutput, SamplingParams

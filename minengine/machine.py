@@ -3,7 +3,8 @@ from __future__ import annotations
 
 import torch
 
-from .config import KERNEL_DTYPES, ConfigError, EngineArgs, ModelConfig
+from .config import KERNEL_DTYPES, ConfigError, ModelConfig
+from .engine_args import EngineArgs
 from .kv.cache import cache_layout
 
 __all__ = ["attention_backend", "device_named", "dtype_named", "size_pool"]

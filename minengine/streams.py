@@ -19,7 +19,8 @@ from .compiling import Compiling
 from .request import RequestError, RequestOutput, SamplingParams, given_params
 
 if TYPE_CHECKING:
-    from .config import EngineArgs, ModelConfig
+    from .config import ModelConfig
+    from .engine_args import EngineArgs
     from .disagg.front import WorkerInfo
     from .request import StructuredOutputsParams
     from .tokenizer import Tokenizer

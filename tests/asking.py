@@ -6,7 +6,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from serving import ENGINE, loaded
 
 from minengine.async_llm import AsyncLLM
-from minengine.config import EngineArgs
+from minengine.engine_args import EngineArgs
 from minengine.engine import LLMEngine
 from minengine.serve.app import create_app
 from minengine.serve.args import ServeArgs

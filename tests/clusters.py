@@ -6,7 +6,7 @@ import time
 import pytest
 from tiny_directories import write_tiny
 
-from minengine.config import EngineArgs
+from minengine.engine_args import EngineArgs
 from minengine.disagg.front import AsyncCluster
 from minengine.disagg.plan import ClusterArgs
 from minengine.llm import LLM

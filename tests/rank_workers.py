@@ -4,7 +4,7 @@ import time
 from functools import partial
 
 from gated import Gated
-from minengine.config import EngineArgs
+from minengine.engine_args import EngineArgs
 from minengine.disagg import kv_io
 from minengine.disagg.connector import WorkerConnector
 from minengine.disagg.opening import open_group_connector

@@ -12,7 +12,8 @@ import torch
 import uvicorn
 
 from minengine.async_llm import AsyncLLM
-from minengine.config import EngineArgs, model_config
+from minengine.config import model_config
+from minengine.engine_args import EngineArgs
 from minengine.engine import LLMEngine
 from minengine.model.decoder import Decoder
 from minengine.serve.app import create_app

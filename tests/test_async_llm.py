@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 
 from minengine.async_llm import AsyncLLM, EngineDead, EngineDraining, EngineOverloaded
 from minengine.compiling import Compiling
-from minengine.config import EngineArgs
+from minengine.engine_args import EngineArgs
 from minengine.engine import LLMEngine
 from minengine.kv.tier_open import tier_folders
 from minengine.request import RequestError, SamplingParams, StructuredOutputsParams

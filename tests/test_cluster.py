@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from clusters import ENGINE, alive, alone, collect, given, greedy, make, pid_of, running, tiny, tokens, until, until_gone, until_quiet  # noqa: F401
-from minengine.config import ConfigError, EngineArgs
+from minengine.config import ConfigError
+from minengine.engine_args import EngineArgs
 from minengine.disagg import launch, spawn, supervise
 from minengine.disagg.cluster import Cluster
 from minengine.disagg.plan import ClusterArgs, check_fit, plan

@@ -1,7 +1,8 @@
 """Reading a model's config: Hugging Face's names and defaults, and one sentence for what cannot be run."""
 import pytest
 
-from minengine.config import ConfigError, EngineArgs, model_config
+from minengine.config import ConfigError, model_config
+from minengine.engine_args import EngineArgs
 from tiny_models import GLM, LLAMA
 
 
@@ -40,5 +41,15 @@ def test_what_cannot_run_is_named():
     ({"tier_path": "folder"}, "tier_path='folder': is for tiers, and none has a size"), ({"host_tier_bytes": -1}, "host_tier_bytes=-1"),
 ])
 def test_options_of_tiers_that_cannot_be_are_named(wrong, words):
+    with pytest.raises(ConfigError, match=words):
+        EngineArgs(**wrong)
+
+
+@pytest.mark.parametrize("wrong, words", [
+    ({"enforce_eager": "yes"}, "enforce_eager='yes': use True or False"), ({"enable_prefix_caching": 1}, "enable_prefix_caching=1: use True or False"),
+    ({"device": 3}, "device=3: use a string"), ({"kv_lease_s": True}, "kv_lease_s=True: use a positive number"), ({"max_num_seqs": "8"}, "max_num_seqs='8': use a whole"),
+    ({"model": None}, "model=None: use a string"), ({"topology": 2}, "topology=2: use a name"),
+])
+def test_options_of_another_type_are_named(wrong, words):
     with pytest.raises(ConfigError, match=words):
         EngineArgs(**wrong)

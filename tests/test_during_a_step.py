@@ -4,7 +4,7 @@ import threading
 import pytest
 import torch
 
-from minengine.config import EngineArgs
+from minengine.engine_args import EngineArgs
 from minengine.engine import LLMEngine
 from minengine.kv.cache import KVCache
 from minengine.request import OutputKind, Resume, SamplingParams, Status

@@ -6,7 +6,8 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from minengine.config import KV_CACHE_LAYOUTS, ConfigError, EngineArgs
+from minengine.config import KV_CACHE_LAYOUTS, ConfigError
+from minengine.engine_args import EngineArgs
 from minengine.engine import LLMEngine
 from minengine.request import RequestError, SamplingParams
 from tiny_models import tiny_model

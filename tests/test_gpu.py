@@ -2,7 +2,8 @@
 import pytest
 import torch
 
-from minengine.config import HEAD_DTYPES, LATENT_DTYPES, EngineArgs
+from minengine.config import HEAD_DTYPES, LATENT_DTYPES
+from minengine.engine_args import EngineArgs
 from minengine.disagg.cluster import Cluster
 from minengine.engine import LLMEngine
 from minengine.request import SamplingParams

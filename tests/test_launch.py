@@ -9,7 +9,8 @@ from multiprocessing.connection import Connection, answer_challenge, deliver_cha
 
 import pytest
 
-from minengine.config import ConfigError, EngineArgs
+from minengine.config import ConfigError
+from minengine.engine_args import EngineArgs
 from minengine.disagg.clocks import RemoteClock, set_back, set_forward
 from minengine.disagg.launch import open_launcher
 from minengine.disagg.messages import Abort, AddRequest, Delta, Ping, Pong, Report, Resumed

@@ -17,7 +17,7 @@ from minengine import LLM, SamplingParams
 from minengine.arithmetic import kv_copies, rank_kv_bytes, rank_weights, step_sent
 from minengine.async_llm import AsyncLLM, EngineDead
 from minengine.cli import main
-from minengine.config import EngineArgs
+from minengine.engine_args import EngineArgs
 from minengine.engine import LLMEngine
 from minengine.model.decoder import load_model
 from minengine.parallel import opening

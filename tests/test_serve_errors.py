@@ -11,7 +11,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from serving import ENGINE, loaded
 
 from minengine.async_llm import AsyncLLM
-from minengine.config import ConfigError, EngineArgs
+from minengine.config import ConfigError
+from minengine.engine_args import EngineArgs
 from minengine.engine import LLMEngine
 from minengine.request import RequestError
 from minengine.serve.app import create_app

@@ -17,7 +17,7 @@ from serving import loaded
 
 from minengine.async_llm import AsyncLLM
 from minengine.cli import main
-from minengine.config import EngineArgs
+from minengine.engine_args import EngineArgs
 from minengine.engine import LLMEngine
 from minengine.serve.args import ServeArgs
 from minengine.serve.limits import ServeLimits

@@ -8,7 +8,8 @@ from asking import CHAT, TYPES, app_of, ask, new_engine, refused, samples
 
 import minengine
 from minengine.async_llm import EngineDead, EngineDraining, EngineOverloaded
-from minengine.config import ConfigError, EngineArgs
+from minengine.config import ConfigError
+from minengine.engine_args import EngineArgs
 from minengine.request import CompletionOutput, RequestError, RequestOutput, Timeline
 from minengine.serve.args import ServeArgs
 from minengine.serve.limits import ServeLimits

@@ -6,7 +6,8 @@ import pytest
 from tiny_models import GLM, LLAMA
 
 from minengine.arithmetic import Sent, bytes_per_token, check_sharding, kv_copies, mean_visits, rank_kv_bytes, rank_share, rank_weights, row_bytes, sent_bytes, step_sent, topology
-from minengine.config import ConfigError, EngineArgs, model_config
+from minengine.config import ConfigError, model_config
+from minengine.engine_args import EngineArgs
 
 # GLM-5.3, as its config.json has it.
 BIG = model_config(dict(
@@ -137,6 +138,6 @@ class TestOptions:
 
 
 def test_the_formulas_need_no_torch():
-    code = ("import sys, minengine.arithmetic as a, minengine.parallel.ranks as r; from minengine.config import EngineArgs; "
+    code = ("import sys, minengine.arithmetic as a, minengine.parallel.ranks as r; from minengine.engine_args import EngineArgs; "
             "r.Ranks(EngineArgs(topology='TP8').ranks, 3); print('torch' in sys.modules)")
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "False"

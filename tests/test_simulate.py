@@ -9,7 +9,8 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from bookkit import page_engine
-from minengine.config import ConfigError, EngineArgs
+from minengine.config import ConfigError
+from minengine.engine_args import EngineArgs
 from minengine.engine import LLMEngine
 from minengine.request import Request, SamplingParams
 from minengine.schedule import Chunk, Scheduler, Step

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from bookkit import page_engine
-from minengine.config import EngineArgs
+from minengine.engine_args import EngineArgs
 from minengine.engine import LLMEngine
 from minengine.request import OutputKind, Resume, SamplingParams
 from minengine.schedule import Scheduler

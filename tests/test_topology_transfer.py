@@ -9,7 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from minengine.arithmetic import kv_copies, taken
-from minengine.config import ConfigError, EngineArgs
+from minengine.config import ConfigError
+from minengine.engine_args import EngineArgs
 from minengine.disagg.kv_io import PART_BYTES
 from minengine.disagg.opening import weights_fingerprint
 from minengine.disagg.plan import ClusterArgs, plan

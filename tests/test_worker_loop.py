@@ -5,7 +5,7 @@ from multiprocessing import Pipe
 
 import pytest
 
-from minengine.config import EngineArgs
+from minengine.engine_args import EngineArgs
 from minengine.disagg.messages import Abort, AddRequest, Ping, Pong, Report, Start, Stop
 from minengine.disagg.worker import WorkerLoop
 from minengine.prompt import Prompt

@@ -4,7 +4,8 @@ from functools import lru_cache
 import torch
 from tokenizers import AddedToken, Tokenizer as Backend, decoders, models, pre_tokenizers
 
-from minengine.config import EngineArgs, model_config
+from minengine.config import model_config
+from minengine.engine_args import EngineArgs
 from minengine.engine import LLMEngine
 from minengine.model.decoder import Decoder
 from minengine.tokenizer import Tokenizer

@@ -6,7 +6,7 @@ import time
 
 import torch
 
-from minengine.config import EngineArgs
+from minengine.engine_args import EngineArgs
 from minengine.disagg.agents import TransferError
 from minengine.disagg.connector import WorkerConnector
 from minengine.disagg.source import Reserve

@@ -9,7 +9,7 @@ from threading import Lock, Thread
 from typing import Any, Callable, Coroutine, Iterator, Sequence, TypeVar
 
 from ..calls import Chat, Prompt, one_each
-from ..config import EngineArgs
+from ..engine_args import EngineArgs
 from ..request import CompletionOutput, RequestError, RequestOutput, SamplingParams
 from ..streams import EngineDead
 from .front import AsyncCluster, WorkerInfo

@@ -26,7 +26,7 @@ from random import Random
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Mapping
 
-from ..config import EngineArgs
+from ..engine_args import EngineArgs
 from ..kv.blocks import block_hashes
 from ..prompt import read_prompt
 from ..request import RequestError, SamplingParams

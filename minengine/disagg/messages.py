@@ -12,7 +12,8 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..config import EngineArgs, ModelConfig
+from ..config import ModelConfig
+from ..engine_args import EngineArgs
 from ..kv.events import KVEvent, Snapshot
 from ..request import Logprob, Resume, SamplingParams, Timeline
 

@@ -5,7 +5,8 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any, Callable, Mapping
 
-from ..config import ConfigError, EngineArgs
+from ..config import ConfigError
+from ..engine_args import EngineArgs
 from .launch import LocalLauncher
 from .messages import Ready, Start
 from .router import POLICIES

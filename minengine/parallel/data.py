@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from ..config import EngineArgs
+from ..engine_args import EngineArgs
 from ..kv.blocks import block_hashes
 from ..prompt import Prompt
 from ..request import OutputKind, Request, RequestError, RequestOutput, Resume, SamplingParams, Status

@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..config import ConfigError, EngineArgs
+from ..config import ConfigError
+from ..engine_args import EngineArgs
 from ..engine import LLMEngine
 from ..machine import device_named, dtype_named
 from ..model.batch import Batch

@@ -4,7 +4,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..config import EngineArgs
+from ..engine_args import EngineArgs
 from .comm import Parallel
 from .counts import GroupCounts, count_group
 from .engine import RankEngine

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..config import EngineArgs
+from ..engine_args import EngineArgs
 from ..engine import LLMEngine
 
 if TYPE_CHECKING:

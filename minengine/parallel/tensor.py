@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..config import EngineArgs
+from ..engine_args import EngineArgs
 from ..model.batch import Batch, PrefillChunk
 from ..request import RequestOutput
 from .comm import Parallel

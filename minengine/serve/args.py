@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from ..config import ConfigError, EngineArgs
+from ..config import ConfigError
+from ..engine_args import EngineArgs
 from ..disagg.plan import TRANSFERS, ClusterArgs
 from ..disagg.router import POLICIES
 from ..flags import add_flags

@@ -201,7 +201,7 @@ class Desk:
 
     def _engine(self, setting: Setting) -> tuple[Any, Any, threading.Event]:
         if setting not in self._engines:
-            from ..config import EngineArgs
+            from ..engine_args import EngineArgs
             from ..disagg.opening import open_connector
 
             args = EngineArgs(model=self.model_name, device="cpu", dtype="float32", block_size=BLOCK_SIZE, num_gpu_blocks_override=POOL_BLOCKS,
