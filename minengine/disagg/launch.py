@@ -128,7 +128,7 @@ class LocalProcess(WorkerProcess):
         super().__init__(start.name, on_message, on_end)
         mine, its = socket.socketpair()
         try:
-            self._popen = spawn(its.fileno(), start.args.num_threads or 1, [path for path in sys.path if path])
+            self._popen = spawn(its.fileno(), start.args.num_threads or 1, sys.path)
         except BaseException:
             mine.close()
             raise

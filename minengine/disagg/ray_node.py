@@ -56,7 +56,7 @@ class NodeAgent:
             for _ in range(CLOCK_ASKS):
                 connection.recv_bytes()
                 connection.send_bytes(struct.pack("<d", time.perf_counter()))
-            self._popen = spawn(connection.fileno(), threads, [path for path in sys.path if path and not path.startswith(ray_folder)])
+            self._popen = spawn(connection.fileno(), threads, [path for path in sys.path if not path.startswith(ray_folder)])
         return self._popen.pid
 
     def wait(self) -> int:

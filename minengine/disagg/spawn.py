@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from typing import Sequence
+
+from ..children import command
 
 __all__ = ["spawn"]
 
@@ -25,8 +26,8 @@ def spawn(fd: int, threads: int, path: Sequence[str]) -> subprocess.Popen:
     Raises:
         OSError: it cannot be started.
     """
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+    env = {**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
     env.setdefault("UCX_LOG_LEVEL", "fatal")  # what fails is told by exceptions; a killed peer would be several lines of every other worker
     # A session of its own: Ctrl-C in the terminal is for the parent, which ends its workers when it has drained.
-    return subprocess.Popen([sys.executable, "-m", "minengine.disagg.worker", str(fd), str(os.getpid())], env=env, pass_fds=[fd],
-                            stdin=subprocess.DEVNULL, stdout=2, start_new_session=True)
+    return subprocess.Popen(command("minengine.disagg.worker", fd, os.getpid(), path=path), env=env, pass_fds=[fd], stdin=subprocess.DEVNULL, stdout=2,
+                            start_new_session=True)

@@ -21,6 +21,7 @@ from multiprocessing.connection import Connection
 from threading import Condition, Thread, current_thread, main_thread
 from typing import Any, NamedTuple
 
+from ..children import command
 from .comm import PeerLost
 
 __all__ = ["Group", "GroupError", "Member"]
@@ -235,11 +236,11 @@ class _State:
     def start(self, rank: int, size: int, num_threads: int) -> None:
         mine, its = socket.socketpair()
         threads = str(num_threads)
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+        env = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
         try:
             # Its standard input never brings anything; its end says that this process has ended, however that came about.
             # A session of its own: Ctrl-C in a terminal is for rank 0, which then ends the others.
-            popen = subprocess.Popen([sys.executable, "-m", "minengine.parallel.rank_main", str(its.fileno()), str(rank), str(size), self.folder.name],
+            popen = subprocess.Popen(command("minengine.parallel.rank_main", its.fileno(), rank, size, self.folder.name, path=sys.path),
                                      env=env, pass_fds=[its.fileno()], stdin=subprocess.PIPE, stdout=2, start_new_session=True)
         except BaseException:
             mine.close()
