@@ -1,4 +1,6 @@
 """A tier behind a worker's connector: what it brings lands, short or late or never, and what it takes stays in the pool until it is copied."""
+from types import SimpleNamespace
+
 import pytest
 
 from minengine.kv.tier_open import open_stack
@@ -30,6 +32,8 @@ class HandJob:
 
 class HandTier:
     """Says that it has everything, and does what the test tells it."""
+
+    tiers = ()
 
     def __init__(self, engine):
         self.jobs, self.has = [], True
@@ -149,6 +153,20 @@ def test_blocks_stay_while_they_are_copied_and_are_free_afterwards(make):
         job.end(len(job.block_ids))
     w.clean()
     assert w.connector.totals.tier_stored_blocks == 4
+
+
+def test_blocks_that_no_tier_keeps_are_counted_and_logged_once(make, caplog):
+    w, tier = make()
+    tier.has, tier.tiers = False, [SimpleNamespace(last_refusal="disk: No space left on device")]
+    for name in ("a", "b"):
+        w.add(name, prompt(199, 70, ord(name)))
+        w.until(lambda: w.finished(name))
+    for job in tier.of("store"):
+        job.end(1)
+    w.clean()
+    totals = w.connector.totals
+    assert totals.tier_stored_blocks == len(tier.jobs) and totals.tier_stored_blocks + totals.tier_refused_blocks == 8
+    assert [record.getMessage() for record in caplog.records] == ["a tier does not keep what it is given: disk: No space left on device"]
 
 
 @pytest.mark.parametrize("admission", ["poll", "event"])

@@ -233,6 +233,26 @@ def test_a_full_file_system_is_a_block_that_is_not_stored(tmp_path):
     assert one.store_from(h(0), data(0)) and right(one, 0)
 
 
+def test_where_others_took_its_room_a_tier_gives_up_old_blocks_for_new_ones(tmp_path, monkeypatch):
+    one = tier(tmp_path / "t")
+    monkeypatch.setattr(type(one.folder), "is_full", property(lambda folder: len(folder.hashes()) >= 3))
+
+    class Small:  # a file system with room for three
+        name, batch = "small", 1
+
+        def write(self, pieces):
+            if one.folder.is_full:
+                raise OSError(28, "No space left on device")
+            io.write(pieces)
+
+    one.io, io = Small(), one.io
+    for i in range(8):
+        assert one.store_from(h(i), data(i), stamp_ns=1000 + i)
+    one.io = io
+    assert [i for i in range(8) if right(one, i)] == [5, 6, 7] and (one.counts.evicted, one.counts.refused) == (5, 0)
+    assert one.folder.used_bytes == bytes_there(one) == 3 * FILE
+
+
 def test_a_folder_that_somebody_cleaned_away_is_made_again(tmp_path):
     one = tier(tmp_path / "t")
     one.store_from(h(0), data(0))

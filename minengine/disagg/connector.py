@@ -71,6 +71,7 @@ class WorkerConnector:
         self._moving: list[Load] = []  # that the I/O thread sees to; the scheduler may have given them up
         self._landed: deque[Load] = deque()  # poll() has not looked yet
         self._storing = 0  # blocks
+        self._said = ""  # why a tier has refused a block, as it was logged last
         self._reservations = count(secrets.randbits(62))  # none that an earlier start of this worker had
         self.io = self.holds = self.pushes = None
         if agent is not None:
@@ -125,7 +126,7 @@ class WorkerConnector:
         blocks = list(block_ids)
         with self._cond:
             self._storing += len(blocks)
-        self.tier.store(hashes, blocks, lambda job: self._tier_stored(blocks))
+        self.tier.store(hashes, blocks, lambda job: self._tier_stored(blocks, job.num_blocks))
         return True
 
     # --- the step loop ---------------------------------------------------------------------------------------
@@ -404,12 +405,16 @@ class WorkerConnector:
             timeline.retrieve_end_s = self.engine.clock()  # now; the job's own stamps are of another clock
             self._offer(load)
 
-    def _tier_stored(self, blocks: list[int]) -> None:
-        """On the tier's thread."""
+    def _tier_stored(self, blocks: list[int], kept: int) -> None:
+        """On the tier's thread: `kept` of these blocks are in a tier now."""
         self.engine.stored(blocks)
         with self._cond:
             self._storing -= len(blocks)
-            self.totals.tier_stored_blocks += len(blocks)
+            self.totals.tier_stored_blocks += kept
+            self.totals.tier_refused_blocks += len(blocks) - kept
+        if kept < len(blocks) and (why := next((one.last_refusal for one in self.tier.tiers if one.last_refusal), "")) != self._said:
+            self._said = why
+            log.warning("a tier does not keep what it is given: %s", why)
 
     def _count(self, facts: TransferFacts) -> None:
         with self._cond:

@@ -90,6 +90,7 @@ class TransferTotals:
     tier_loaded_bytes: int = 0
     tier_load_seconds: float = 0.0
     tier_stored_blocks: int = 0
+    tier_refused_blocks: int = 0  # given to the tiers, and kept by none
     holds: int = 0  # leases made
     renewals: int = 0
     leases_expired: int = 0

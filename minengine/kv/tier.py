@@ -189,15 +189,13 @@ class Tier:
 
     def _store(self, h: bytes, fill: Callable[[int], None], parent: bytes | None, stamp_ns: int | None) -> bool:
         stamp_ns = stamp_now() if stamp_ns is None else stamp_ns
-        if self.touch(h, stamp_ns):
-            return True
+        return self.touch(h, stamp_ns) or self._write(h, fill, parent, stamp_ns, may_shed=True)
+
+    def _write(self, h: bytes, fill: Callable[[int], None], parent: bytes | None, stamp_ns: int, may_shed: bool) -> bool:
         slot = None
         try:
             slot, evicted = self.folder.reserve()
-            self.counts.evicted += len(evicted)
-            if self.events is not None:
-                for gone in evicted:
-                    self.events.removed(gone, self.medium)
+            self._went(evicted)
             if slot is None:
                 self.counts.refused += 1
                 self.last_refusal = f"{self.path}: all of its {self.capacity_bytes} bytes are being written"
@@ -208,14 +206,31 @@ class Tier:
         except (OSError, Busy) as error:  # a full disk, a folder that cannot be made again: a cache can do without
             if slot is not None:
                 self.folder.abort(slot)
+            if may_shed and self._shed():
+                return self._write(h, fill, parent, stamp_ns, may_shed=False)
             self.counts.refused += 1
-            self.last_refusal = str(error)
+            self.last_refusal = f"{self.path}: {error}"
             return False
         self.counts.stored += 1
         self.counts.stored_bytes += self.nbytes
         if self.events is not None:
             self.events.stored(h, parent, self.medium)
         return True
+
+    def _shed(self) -> bool:
+        """Where others have taken the room that this tier may use, what it has gives way to what is new; False: that is not the trouble."""
+        try:
+            gone = self.folder.shed() if self.folder.is_full else []
+        except (OSError, Busy):
+            return False
+        self._went(gone)
+        return bool(gone)
+
+    def _went(self, evicted: Sequence[bytes]) -> None:
+        self.counts.evicted += len(evicted)
+        if self.events is not None:
+            for h in evicted:
+                self.events.removed(h, self.medium)
 
     def close(self) -> None:
         self.folder.close()

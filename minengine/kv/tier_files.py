@@ -157,6 +157,20 @@ class TierFolder:
                 raise
             return Slot(fd, path, self.file_bytes), evicted
 
+    @property
+    def is_full(self) -> bool:
+        """The file system has no room for one more block, whatever the tier may still use."""
+        facts = os.statvfs(self.path)
+        return facts.f_bavail * facts.f_frsize < self.file_bytes
+
+    def shed(self) -> list[bytes]:
+        """Evict as much as one block needs, whatever the tier may still use; returns what went."""
+        evicted: list[bytes] = []
+        with self._locked():
+            used = self._count()
+            self._evict(used, used - self.file_bytes, evicted)
+        return evicted
+
     def commit(self, slot: Slot, h: bytes, stamp_ns: int) -> None:
         """The block is whole: give it its name, unless another process was faster.
 
@@ -272,14 +286,18 @@ class TierFolder:
         return used
 
     def _make_room(self, evicted: list[bytes]) -> bool:
-        """Evict what was used least recently, of any geometry, until one more file fits."""
+        """Evict until one more file fits."""
         need, used = self.file_bytes, self._used()
         if used is not None and used + need <= self.capacity_bytes:
             return True
         used = self._count()
         if used + need <= self.capacity_bytes:
             return True
-        goal = self.capacity_bytes - need - self.capacity_bytes // SLACK // need * need
+        used = self._evict(used, self.capacity_bytes - need - self.capacity_bytes // SLACK // need * need, evicted)
+        return used + need <= self.capacity_bytes
+
+    def _evict(self, used: int, goal: int, evicted: list[bytes]) -> int:
+        """What was used least recently goes, of any geometry, until no more than `goal` of `used` bytes are left; returns how many are."""
         files = []
         for entry in self._finished():
             try:
@@ -295,7 +313,7 @@ class TierFolder:
                 if name.endswith(self._suffix):
                     evicted.append(bytes.fromhex(name[:64]))
         self._set_used(used)
-        return used + need <= self.capacity_bytes
+        return used
 
 
 def _size(entry: os.DirEntry[str]) -> int:
