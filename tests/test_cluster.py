@@ -123,7 +123,7 @@ def test_a_session_stays_on_one_worker_and_finds_its_prefix(pair):
 
 def test_a_refused_request_reaches_its_caller_and_nobody_else(pair, answers):
     async def main():
-        good = asyncio.create_task(collect(pair, [1, 2, 3], greedy(60), "good"))
+        good = asyncio.create_task(collect(pair, [1, 2, 3], greedy(400), "good"))  # longer than all that follows takes
         for prompt, words in (([1000], "1000 is not a token"), ([], "is empty"), ("text", "no tokenizer"), ([1] * 600, "max_model_len")):
             with pytest.raises(RequestError, match=words):
                 await collect(pair, prompt, greedy(1), "bad")
@@ -131,7 +131,7 @@ def test_a_refused_request_reaches_its_caller_and_nobody_else(pair, answers):
             await collect(pair, [1], SamplingParams(stop="x"), "bad")
         with pytest.raises(RequestError, match="in use"):
             await collect(pair, [1], greedy(1), "good")
-        assert tokens(await good) == answers([1, 2, 3], 60)
+        assert tokens(await good) == answers([1, 2, 3], 400)
         await until_quiet(pair)
     asyncio.run(main())
 
@@ -398,3 +398,9 @@ def test_a_plan_that_cannot_be_is_refused_in_one_sentence(wrong, words):
 def test_pushing_without_prefill_workers_is_refused():
     with pytest.raises(ConfigError, match="kv_transfer='push_layers': without prefill workers no KV moves"):
         plan(EngineArgs(kv_transfer="push_layers"), ClusterArgs(decode=2))
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_how_rows_move_is_no_choice_of_one_role(role):
+    with pytest.raises(ConfigError, match=f"{role}_args: kv_transfer='push_layers' is between the roles"):
+        plan(EngineArgs(), ClusterArgs(prefill=1, **{f"{role}_args": {"kv_transfer": "push_layers"}}))

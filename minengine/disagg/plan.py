@@ -106,6 +106,8 @@ def _engine_args(args: EngineArgs, cluster: ClusterArgs, role: str) -> tuple[Eng
     """Of the workers of a role, and whether they have a number of threads of their own."""
     name = "prefill" if role == "prefill" else "decode"
     own = dict(getattr(cluster, f"{name}_args") or {})
+    if "kv_transfer" in own:
+        raise ConfigError(f"{name}_args: kv_transfer={own['kv_transfer']!r} is between the roles, and the same for both; give it as the cluster's own kv_transfer")
     topology = getattr(cluster, f"{name}_topology")
     fields = {field: getattr(args, field) for field in args.__dataclass_fields__}
     try:

@@ -112,6 +112,8 @@ class ServeArgs:
             raise ConfigError(f"chat_template={self.chat_template!r}: there is no such file; give the path of a jinja2 template")
         demand(self.decode >= 0, "decode", "use 0 (the engine in this process) or a number of workers")
         demand(self.decode > 0 or not self.prefill, "prefill", "needs decode=1 or more: somebody has to write the answers")
+        if self.engine.kv_transfer != "pull" and not self.decode:
+            raise ConfigError(f"kv_transfer={self.engine.kv_transfer!r}: is for workers, and there are none; use prefill=1 and decode=1 or more, or leave it out")
         for f in fields(self):
             if f.name in CLUSTER_HELP and f.name != "decode":
                 demand(self.decode > 0 or getattr(self, f.name) == f.default, f.name, "is for workers, and there are none; use decode=1 or more, or leave it out")
