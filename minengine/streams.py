@@ -162,6 +162,9 @@ class AsyncFront:
         """End whoever computes; requests that are left see `EngineDead`."""
         raise NotImplementedError
 
+    def kill(self) -> None:
+        """This process ends at once, its requests with it: end what would outlive it. From a signal handler, on the loop's thread."""
+
     # --- requests, on the loop's thread ---------------------------------------------------------------------------
 
     async def generate(self, prompt: Any, params: SamplingParams, request_id: str, *, cache_salt: str | None = None,

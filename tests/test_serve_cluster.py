@@ -3,6 +3,7 @@ import os
 import re
 import signal
 import sys
+from pathlib import Path
 
 import httpx
 import pytest
@@ -51,9 +52,25 @@ def test_prefill_and_decode_apart_answer_over_http_survive_a_kill_and_leave_noth
         until_gone(workers.values())
 
 
+def test_a_second_signal_leaves_no_worker_and_no_shared_memory():
+    with serving(*APART, "--transfer", "shm") as server:
+        workers = pids(server)
+        pools = {os.readlink(link) for pid in workers.values() for link in Path(f"/proc/{pid}/map_files").iterdir() if "minengine-shm-" in os.readlink(link)}
+        assert pools
+        with pytest.raises(httpx.RemoteProtocolError), running_stream(server.url) as events:
+            server.signal(signal.SIGTERM)
+            server.wait_for("draining: 1 requests")
+            server.signal(signal.SIGTERM)
+            list(events)
+        assert server.end()[0] == -signal.SIGTERM
+        until_gone(workers.values())
+        assert not [pool for pool in pools if os.path.exists(pool)]
+
+
 @pytest.mark.parametrize("flags, words", [
     (("--prefill", "1"), "prefill=1: needs decode=1 or more"),
     (("--router-policy", "random"), "router_policy='random': is for workers, and there are none"),
+    (("--kv-transfer", "push_layers"), "kv_transfer='push_layers': is for workers, and there are none"),
     (("--decode", "-1"), "decode=-1: use 0"),
     (("--decode", "1", "--decode-args", "{"), "decode_args='{': is no JSON"),
     (("--decode", "1", "--decode-args", "[1]"), "use an object of engine options"),

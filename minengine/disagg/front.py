@@ -171,6 +171,13 @@ class AsyncCluster(Dispatcher):
             if not self._over:
                 self._end_all(self._error or "shut down")
 
+    def kill(self) -> None:
+        """End all workers now, and remove what they shared: this process is about to end as well."""
+        from .shm import sweep
+
+        self._supervisor.stop(at_once=True)
+        sweep()
+
     # --- requests, on the loop's thread ---------------------------------------------------------------------------
 
     def _compile(self, params: Any) -> Any:

@@ -33,7 +33,7 @@ try:
 except ImportError:  # not a Unix
     fcntl = None
 
-__all__ = ["ShmAgent"]
+__all__ = ["ShmAgent", "sweep"]
 
 PREFIX = "minengine-shm-"
 SEND_LIMIT_S = 1.0  # a peer's thread takes messages at once unless the peer stands still
@@ -69,9 +69,8 @@ class ShmAgent(Memory):
             raise TransferError(f"workers cannot share memory on this system, and NIXL is not used: {reason}")
         self._reason = reason
         self._born = secrets.token_hex(8)
-        base = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path(tempfile.gettempdir())
-        _sweep(base)
-        self._folder, self._alive = _new_folder(base)
+        sweep()
+        self._folder, self._alive = _new_folder(_base())
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.bind(str(self._folder / "messages"))
         self._arrived: deque[tuple[str, bytes]] = deque()
@@ -294,9 +293,14 @@ def _new_folder(base: Path) -> tuple[Path, IO[str]]:
         lock.close()
 
 
-def _sweep(base: Path) -> None:
+def _base() -> Path:
+    """Where the folders of agents lie."""
+    return Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path(tempfile.gettempdir())
+
+
+def sweep() -> None:
     """Remove the folders of agents that were killed: nobody holds their lock."""
-    for folder in base.glob(PREFIX + "*"):
+    for folder in _base().glob(PREFIX + "*"):
         try:
             with open(folder / "lock", "r+") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

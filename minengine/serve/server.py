@@ -60,9 +60,12 @@ class _Server(uvicorn.Server):
         self._drain: asyncio.Task[None] | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self.state.draining:
+            for each in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(each, signal.SIG_DFL)
+            self.state.engine.kill()
+            signal.raise_signal(sig)
         self.state.draining = True
-        for each in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(each, signal.SIG_DFL)
 
     async def on_tick(self, counter: int) -> bool:
         if self.state.draining and self._drain is None:
