@@ -231,7 +231,7 @@ def test_a_server_uses_the_cluster_that_it_is_told(fresh, tiny):  # noqa: F811
         pids = [int(line.split("process ")[1].split()[0]) for line in lines]
         assert all("(Ray node " in line and "NIXL" in line for line in lines)
         next(line for line in server.stdout if " on http://" in line)
-        body = {"model": "m", "prompt": [1, 2, 3], "max_tokens": 20, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+        body = {"model": "m", "prompt": [1, 2, 3], "max_tokens": 20, "temperature": 0, "ignore_eos": True}
         request = urllib.request.Request(f"http://127.0.0.1:{port}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
         with urllib.request.urlopen(request, timeout=60) as answer:
             told = json.load(answer)

@@ -205,6 +205,8 @@ class RayProcess(WorkerProcess):
             try:
                 address, number = self._result(self._actor.connect.remote(listening.getsockname()[:2]), PLACE_S, unless_killed=True)
             except TimeoutError:
+                if self._group.wait(LOOK_S):
+                    raise _Lost(f"was placed, and its node has not started a Python for it within {PLACE_S:g} s") from None
                 raise _Lost(f"was not placed: for {PLACE_S:g} s no node of the cluster had {threads} CPUs{f' and {gpus} GPUs' if gpus else ''} free; "
                             "ask for fewer workers or threads (num_threads), or add a node") from None
             self.node = f"{address} (Ray node {number[:8]})"
