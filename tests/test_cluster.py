@@ -14,7 +14,7 @@ import torch
 from clusters import ENGINE, alive, alone, collect, given, greedy, make, pid_of, running, tiny, tokens, until, until_gone, until_quiet  # noqa: F401
 from minengine.config import ConfigError
 from minengine.engine_args import EngineArgs
-from minengine.disagg import launch, spawn, supervise
+from minengine.disagg import launch, supervise
 from minengine.disagg.cluster import Cluster
 from minengine.disagg.plan import ClusterArgs, check_fit, plan
 from minengine.request import RequestError, SamplingParams
@@ -265,7 +265,7 @@ def test_a_worker_that_never_starts_again_is_gone_and_the_last_one_ends_all(tiny
         try:
             stream = cluster.generate([1, 2, 3], greedy(400), "r")
             await anext(stream)
-            monkeypatch.setattr(spawn.sys, "executable", "/bin/false")
+            monkeypatch.setattr(sys, "executable", "/bin/false")
             os.kill(cluster.workers[0].pid, signal.SIGKILL)
             with pytest.raises(EngineDead, match="engine0"):
                 async for _ in stream:
