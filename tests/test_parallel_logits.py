@@ -60,7 +60,7 @@ def test_logits_are_one_ranks(name, directories):
     check(name, directories["tiny"])
 
 
-@pytest.mark.parametrize("name", ["TP2", "TEP4", "DEP4", "TP4+DCP2"])
+@pytest.mark.parametrize("name", ["TP2", "TEP4", "DEP4", "TP4+DCP2", *(pytest.param(name, marks=pytest.mark.soak) for name in ("TP4", "TEP2", "DEP2", "TP2+DCP2"))])
 def test_logits_of_the_model_that_is_shipped(name, directories):
     check(name, directories["glm-mini"])
 
