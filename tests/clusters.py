@@ -1,7 +1,9 @@
 """Small clusters for tests: tiny models in directories, workers that can be found, signalled and looked into from outside."""
 import asyncio
 import contextlib
+import os
 import time
+from pathlib import Path
 
 import pytest
 from tiny_directories import write_tiny
@@ -96,6 +98,11 @@ def alive(pid):
             return stat.read().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+def shared_pools(pids):
+    """Files of shared memory that these processes have mapped; those of other tests, which run beside, are not among them."""
+    return {os.readlink(link) for pid in pids for link in Path(f"/proc/{pid}/map_files").iterdir() if "minengine-shm-" in os.readlink(link)}
 
 
 def until_gone(pids, timeout_s=20):

@@ -1,6 +1,6 @@
 """Which installed distributions a set of requirements brings."""
-import importlib.metadata
-from importlib.metadata import Distribution
+import sysconfig
+from importlib.metadata import Distribution, PackageNotFoundError, distributions
 from typing import Iterable
 
 from packaging.requirements import Requirement
@@ -19,7 +19,14 @@ def closure(requirements: Iterable[str]) -> dict[str, Distribution]:
             if (name, extra) in seen:
                 continue
             seen.add((name, extra))
-            found[name] = importlib.metadata.distribution(name)
+            found[name] = _installed(name)
             wanted = map(Requirement, found[name].requires or ())
             queue += [one for one in wanted if one.marker is None or one.marker.evaluate({"extra": extra})]
     return found
+
+
+def _installed(name: str) -> Distribution:
+    """In the environment itself: an imported package may have put folders of its own on `sys.path` with other versions in them, as Ray does."""
+    for one in distributions(name=name, path=[sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]):
+        return one
+    raise PackageNotFoundError(name)

@@ -3,11 +3,10 @@ import os
 import re
 import signal
 import sys
-from pathlib import Path
 
 import httpx
 import pytest
-from clusters import alive, until_gone
+from clusters import alive, shared_pools, until_gone
 from test_serve_process import MEDIUM, SHORT, running_stream, serving
 
 from minengine.cli import main
@@ -55,7 +54,7 @@ def test_prefill_and_decode_apart_answer_over_http_survive_a_kill_and_leave_noth
 def test_a_second_signal_leaves_no_worker_and_no_shared_memory():
     with serving(*APART, "--transfer", "shm") as server:
         workers = pids(server)
-        pools = {os.readlink(link) for pid in workers.values() for link in Path(f"/proc/{pid}/map_files").iterdir() if "minengine-shm-" in os.readlink(link)}
+        pools = shared_pools(workers.values())
         assert pools
         with pytest.raises(httpx.RemoteProtocolError), running_stream(server.url) as events:
             server.signal(signal.SIGTERM)

@@ -8,7 +8,7 @@ import httpx
 import pytest
 import torch
 
-from clusters import alive, alone, collect, given, greedy, running, tiny, tokens, until, until_gone, until_quiet  # noqa: F401
+from clusters import alive, alone, collect, given, greedy, running, shared_pools, tiny, tokens, until, until_gone, until_quiet  # noqa: F401
 from minengine.llm import LLM
 from minengine.request import SamplingParams
 from test_serve_process import serving
@@ -36,10 +36,6 @@ def children(pid):
         if int(parent) == pid and state != "Z":
             found.append(int(name))
     return found
-
-
-def shared_memory():
-    return {name for name in os.listdir("/dev/shm") if name.startswith("minengine-shm-")}
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +132,6 @@ def test_a_server_of_two_topologies_answers_what_one_process_does():
     text = "duze 197 004 by the river fefa 158 203 and a stone was under the old wall . ? fefa"
     options = dict(block_size=16, max_model_len=2048, num_threads=1)
     want = LLM("glm-mini", **options).generate([text], SamplingParams(max_tokens=32, temperature=0.0, ignore_eos=True))[0].outputs[0]
-    before = shared_memory()
     with serving("--prefill", "1", "--decode", "1", "--prefill-topology", "DEP2", "--decode-topology", "TP2", "--num-threads", "4", "--worker-timeout-s", "60",
                  "--transfer", "shm") as server:
         lines = "".join(server.lines)
@@ -151,11 +146,13 @@ def test_a_server_of_two_topologies_answers_what_one_process_does():
         workers = children(server.process.pid)
         ranks = [rank for worker in workers for rank in children(worker)]
         assert len(workers) == len(ranks) == 2
+        pools = shared_pools([*workers, *ranks])
+        assert pools
         server.signal(signal.SIGTERM)
         code, _, errors = server.end()
         assert code == 0 and "Traceback" not in errors, errors
         until_gone([*workers, *ranks])
-    assert shared_memory() <= before
+    assert not [pool for pool in pools if os.path.exists(pool)]
 
 
 def test_ranks_end_with_a_worker_whose_front_was_killed():
