@@ -22,6 +22,7 @@ from minengine.disagg.agents import TransferError, wait
 from minengine.disagg.pieces import Pieces
 from minengine.disagg.transfer import open_agent
 from minengine.kv.layout import KVLayout
+from minengine.workload.fitting import relative_fit
 
 __all__ = ["Costs", "Pair", "Timed", "block_ids", "even_pieces", "fit"]
 
@@ -120,11 +121,7 @@ def even_pieces(nbytes: int, count: int, seed: int = 0) -> Pieces:
 
 def fit(timed: Sequence[Timed]) -> Costs:
     """Least squares of the relative errors, so that short transfers count as much as long ones."""
-    terms = np.array([[1.0, one.nbytes, one.descriptors] for one in timed])
-    seconds = np.array([one.seconds for one in timed])
-    scale = terms.max(axis=0)
-    solved, *_ = np.linalg.lstsq(terms / scale / seconds[:, None], np.ones(len(seconds)), rcond=None)
-    return Costs(*(solved / scale).tolist())
+    return Costs(*relative_fit([[1.0, one.nbytes, one.descriptors] for one in timed], [one.seconds for one in timed]))
 
 
 def _hold(fd: str, nbytes: str, kind: str) -> None:
