@@ -1,44 +1,84 @@
-"""What one rank has to do in one step, as the numbers that its time depends on."""
+"""What a rank does in a step, counted, and who says what that takes: the interface between the cluster's simulator and a model of costs."""
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-__all__ = ["IDLE", "Costs", "Work", "chunk_work"]
+from .cost import StepCost
+
+__all__ = ["Costs", "LinearCosts", "NOTHING", "Work", "attended", "picoseconds"]
 
 
 class Work(NamedTuple):
-    """Counts over all requests that a rank serves in a step. All zero: a dummy forward, taken only for the other ranks."""
+    """Of one data rank in one step; zeros are a dummy forward."""
 
-    decodes: int = 0  # requests that get one token each
-    context: int = 0  # rows that their queries score: the sum of their lengths, the new token included
-    attended: int = 0  # rows that their queries attend to: the sum of min(length, index_topk)
-    prefill_tokens: int = 0
-    prefill_pairs: int = 0  # rows scored, over the tokens of all chunks
-    prefill_attended: int = 0  # rows attended to, over the tokens of all chunks
+    decodes: int = 0  # requests that compute one token each
+    context: int = 0  # sum of their lengths, that token included: rows that an indexer scores
+    attended: int = 0  # sum of min(length, index_topk)
+    prefill_tokens: int = 0  # of all chunks
+    prefill_pairs: int = 0  # sum over their tokens of the rows before them, themselves included
+    prefill_attended: int = 0  # sum over their tokens of min(those rows, index_topk)
     sampled: int = 0  # rows of logits
 
 
-IDLE = Work()
+NOTHING = Work()
 
 
 class Costs(Protocol):
-    """What a worker of one topology takes, in whole picoseconds: integers are equal on every machine, and sums of them exact."""
+    """Of one engine's topology. All times are whole picoseconds, so that their sums are exact in any order."""
 
-    def step_ps(self, works: Sequence[Work]) -> int:
-        """A step; `works` has one entry a data-parallel rank, one in all under other topologies. Where nobody prefills, it is the
-        maximum over ranks of an integer function that is affine in (context, attended) as long as all ranks' `decodes` stay."""
+    index_topk: int | None  # rows that a token attends to at most; None: all
+
+    def rank_ps(self, works: Sequence[Work]) -> Sequence[int]:
+        """How long each data rank would take for its step; `works` has one entry a data rank (one under TP, TEP and DCP). They step together, so
+        the slowest decides. With decodes alone, and their numbers fixed, each is an affine function with whole coefficients of that rank's
+        (context, attended): stretches of decode steps are advanced in one go by that."""
+        ...
 
     def transfer_ps(self, descriptors: int, nbytes: int) -> int:
-        """One request's rows to one rank of a decoder."""
+        """One request's rows from a prefill engine to one rank of this one."""
+        ...
 
     def retrieve_ps(self, nbytes: int) -> int:
-        """One request's rows from the host tier to one rank."""
+        """One request's rows from the host tier to one rank of this one."""
+        ...
+
+    hand_over_ps: int  # from a first token to the decoder's knowing of the request
 
 
-def chunk_work(computed: int, tokens: int, index_topk: int) -> tuple[int, int]:
-    """(pairs, attended) of a chunk of `tokens` tokens after `computed` ones: a token sees all before it and itself, and attends to
-    at most `index_topk` of them."""
-    pairs = tokens * computed + tokens * (tokens + 1) // 2
-    short = max(0, min(tokens, index_topk - computed))  # tokens that see no more than index_topk rows
-    return pairs, short * computed + short * (short + 1) // 2 + (tokens - short) * index_topk
+def picoseconds(seconds: float) -> int:
+    """To the nearest one."""
+    return round(seconds * 1e12)
+
+
+def attended(start: int, tokens: int, most: int | None) -> int:
+    """Rows that `tokens` tokens after `start` computed ones attend to, in sum, each to itself and to those before it, but to `most` at most."""
+    full = tokens if most is None else max(0, min(tokens, most - start))
+    return full * start + full * (full + 1) // 2 + (0 if most is None else (tokens - full) * most)
+
+
+class LinearCosts:
+    """A `StepCost` for each rank by itself: of an engine that was measured, whatever it is made of.
+
+    Args:
+        cost: seconds of a step.
+        piece_s, byte_s: of a transfer, for each piece and for each byte; retrieve_byte_s: the same of the host tier.
+    """
+
+    index_topk = None
+
+    def __init__(self, cost: StepCost = StepCost(), *, piece_s: float = 0.0, byte_s: float = 0.0, retrieve_byte_s: float = 0.0,
+                 hand_over_s: float = 0.0) -> None:
+        self.base, self.decode, self.prefill, self.attention = map(picoseconds, (cost.base_s, cost.decode_s, cost.prefill_s, cost.attention_s))
+        self.piece_s, self.byte_s, self.retrieve_byte_s = piece_s, byte_s, retrieve_byte_s
+        self.hand_over_ps = picoseconds(hand_over_s)
+
+    def rank_ps(self, works: Sequence[Work]) -> list[int]:
+        return [self.base + self.decode * work.decodes + self.prefill * work.prefill_tokens + self.attention * (work.context + work.prefill_pairs)
+                for work in works]
+
+    def transfer_ps(self, descriptors: int, nbytes: int) -> int:
+        return picoseconds(descriptors * self.piece_s + nbytes * self.byte_s)
+
+    def retrieve_ps(self, nbytes: int) -> int:
+        return picoseconds(nbytes * self.retrieve_byte_s)
