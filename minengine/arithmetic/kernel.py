@@ -46,12 +46,13 @@ def roofline(flops: float, nbytes: float, peak_flops_s: float,
 
 @dataclass(frozen=True)
 class Card:
-    """Two peaks of one GPU: its memory, and its matrix units on dense 16-bit values added up in FP32."""
+    """Two peaks of one GPU: its memory, and its matrix units on dense 16-bit values added up in FP32; and how much memory it has."""
 
     name: str
     memory_bytes_s: float
     matrix_flops_s: float
     source: str  # of vendor figures: these are reported, nobody here measured them
+    hbm_bytes: int | None = None  # as its driver lists it: the GB of a data sheet are nearer to GiB; None: not known
 
     @property
     def flops_per_byte(self) -> float:
@@ -59,12 +60,16 @@ class Card:
         return self.matrix_flops_s / self.memory_bytes_s
 
 
+MIB = 1 << 20
 CARDS = {
-    "GB200": Card("GB200 (one GPU)", 8.0e12, 2500e12, "NVIDIA's GB200 NVL72 data sheet: 576 TB/s and, with sparsity, 360 PFLOP/s for 72 GPUs; half of that dense"),
-    "B200": Card("B200", 8.0e12, 2250e12, "NVIDIA's DGX B200 data sheet: 64 TB/s for 8 GPUs; HGX B200: 36 PFLOP/s with sparsity for 8; half of that dense"),
-    "H200": Card("H200", 4.8e12, 989e12, "NVIDIA's H200 data sheet: 4.8 TB/s; 1,979 TFLOP/s with sparsity, half of that dense"),
-    "H100": Card("H100 SXM", 3.35e12, 989e12, "NVIDIA's H100 data sheet: 3.35 TB/s; 1,979 TFLOP/s with sparsity, half of that dense"),
-    "RTX4090": Card("RTX 4090", 1.008e12, 165.2e12, "NVIDIA's Ada architecture paper: 1,008 GB/s; 165.2 TFLOP/s dense, FP16 with FP32 accumulation"),
+    "GB200": Card("GB200 (one GPU)", 8.0e12, 2500e12,
+                  "NVIDIA's GB200 NVL72 data sheet: 576 TB/s and, with sparsity, 360 PFLOP/s for 72 GPUs; half of that dense", 189_471 * MIB),
+    "B200": Card("B200", 8.0e12, 2250e12,
+                 "NVIDIA's DGX B200 data sheet: 64 TB/s for 8 GPUs; HGX B200: 36 PFLOP/s with sparsity for 8; half of that dense", 183_359 * MIB),
+    "H200": Card("H200", 4.8e12, 989e12, "NVIDIA's H200 data sheet: 4.8 TB/s; 1,979 TFLOP/s with sparsity, half of that dense", 143_771 * MIB),
+    "H100": Card("H100 SXM", 3.35e12, 989e12, "NVIDIA's H100 data sheet: 3.35 TB/s; 1,979 TFLOP/s with sparsity, half of that dense", 81_559 * MIB),
+    "RTX4090": Card("RTX 4090", 1.008e12, 165.2e12,
+                    "NVIDIA's Ada architecture paper: 1,008 GB/s; 165.2 TFLOP/s dense, FP16 with FP32 accumulation", 24_564 * MIB),
 }
 
 

@@ -2,16 +2,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil
 from typing import NamedTuple
 
 from minengine.config import ConfigError, GlmConfig, LlamaConfig, ModelConfig
 
 from .copies import topology
-from .rows import bytes_per_token, head_row_bytes, indexer_bytes, row_bytes
+from .rows import NVFP4_GROUP, bytes_per_token, head_row_bytes, indexer_bytes, row_bytes
 
-__all__ = ["Sent", "check_sharding", "mean_visits", "rank_kv_bytes", "rank_share", "rank_weights", "sent_bytes", "step_sent"]
+__all__ = ["Sent", "WEIGHT_BITS", "check_sharding", "held_experts", "mean_visits", "rank_kv_bytes", "rank_share", "rank_weights", "sent_bytes", "step_sent"]
 
 VALUE_BYTES = {"float32": 4, "bfloat16": 2}
+WEIGHT_BITS = {"float32": 32, "bfloat16": 16, "fp8": 8, "nvfp4": 4 + 8 / NVFP4_GROUP}  # of one value, its group's scale shared out
 COUNT_BYTES = 8  # how many rows go to an expert: an int64
 CANDIDATE_BYTES = 8  # a score and a position, of which the best index_topk of all ranks are chosen
 PART_BYTES = 4  # parts of a softmax are merged in float32
@@ -87,37 +89,59 @@ def rank_kv_bytes(config: ModelConfig, name: str, kv_cache_dtype: str, num_block
     return num_blocks * (block_size // shape.context) * token
 
 
-def rank_weights(config: ModelConfig, name: str, rank: int, dtype: str = "float32") -> dict[str, int]:
+def rank_weights(config: ModelConfig, name: str, rank: int, dtype: str = "float32", experts: str | None = None) -> dict[str, int]:
     """Bytes of the weights that a rank keeps, part by part.
 
-    Routers and the indexer's head weights are float32 in any dtype.
+    Routers and the indexer's head weights are float32 in any dtype; vocabulary and norms have 16 bits where `dtype` has fewer, as
+    checkpoints in 8 and 4 bits keep them. Scales of a whole tensor, or of 128 x 128 values, are left out: 0.03% at most.
+
+    Args:
+        dtype: of the weights, one of WEIGHT_BITS.
+        experts: of the routed experts, where that is another.
+
+    Raises:
+        ConfigError: an unknown format.
     """
-    shape, width = topology(name), VALUE_BYTES[dtype]
+    shape, formats = topology(name), {"dtype": dtype, "experts": experts or dtype}
+    for field, known in formats.items():
+        if known not in WEIGHT_BITS:
+            raise ConfigError(f"{field}='{known}' is no format of weights; use one of {', '.join(WEIGHT_BITS)}")
+    bits, of_experts = (WEIGHT_BITS[known] for known in formats.values())
     hidden, layers = config.hidden_size, config.num_hidden_layers
     heads, inner = config.num_attention_heads // shape.tensor, config.intermediate_size // shape.tensor
     table = len(rank_share(config.vocab_size, shape.tensor, rank % shape.tensor)) * hidden
-    parts = {"vocabulary": table * (1 if config.tie_word_embeddings else 2), "norms": (2 * layers + 1) * hidden}
+    values = {"vocabulary": table * (1 if config.tie_word_embeddings else 2), "norms": (2 * layers + 1) * hidden}
+    width = dict.fromkeys(values, max(bits, 16)) | {"experts": of_experts}
+
+    def kept() -> dict[str, int]:
+        return {part: ceil(count * width.get(part, bits) / 8) for part, count in values.items()}
+
     if isinstance(config, LlamaConfig):
         rows = heads + 2 * config.num_key_value_heads // shape.tensor
-        parts["attention"] = layers * config.head_dim * (rows + heads) * hidden
-        parts["mlp"] = layers * 3 * hidden * inner
-        return {part: values * width for part, values in parts.items()}
+        values["attention"] = layers * config.head_dim * (rows + heads) * hidden
+        values["mlp"] = layers * 3 * hidden * inner
+        return kept()
     q_rank, kv_rank, rope = config.q_lora_rank, config.kv_lora_rank, config.qk_rope_head_dim
     down = (q_rank + kv_rank + rope) * hidden + q_rank + kv_rank  # with their norms: whole on every rank
     up = heads * ((config.qk_nope_head_dim + rope) * q_rank + (config.qk_nope_head_dim + config.v_head_dim) * kv_rank)
-    parts["attention"] = layers * (down + up + heads * config.v_head_dim * hidden)
+    values["attention"] = layers * (down + up + heads * config.v_head_dim * hidden)
     sparse = config.mlp_layer_types.count("sparse")
-    parts["mlp"] = (layers - sparse) * 3 * hidden * inner
-    parts["shared experts"] = sparse * 3 * hidden * (config.moe_intermediate_size * config.n_shared_experts // shape.tensor)
-    held = config.n_routed_experts if shape.experts == 1 else len(rank_share(config.n_routed_experts, shape.experts, rank))
+    values["mlp"] = (layers - sparse) * 3 * hidden * inner
+    values["shared experts"] = sparse * 3 * hidden * (config.moe_intermediate_size * config.n_shared_experts // shape.tensor)
     of_each = config.moe_intermediate_size // (shape.tensor if shape.experts == 1 else 1)
-    parts["experts"] = sparse * held * 3 * hidden * of_each
+    values["experts"] = sparse * held_experts(config, name, rank) * 3 * hidden * of_each
     keys = config.index_n_heads * config.index_head_dim * q_rank + config.index_head_dim * (hidden + 2)
-    parts["indexers"] = config.num_indexer_layers * keys
-    whole = {part: values * width for part, values in parts.items()}
+    values["indexers"] = config.num_indexer_layers * keys
+    whole = kept()
     whole["routers"] = sparse * (config.n_routed_experts * (hidden + 1)) * 4
     whole["indexers"] += config.num_indexer_layers * config.index_n_heads * hidden * 4
     return whole
+
+
+def held_experts(config: GlmConfig, name: str, rank: int) -> int:
+    """Routed experts of a layer that a rank has, whole or in part."""
+    shape = topology(name)
+    return config.n_routed_experts if shape.experts == 1 else len(rank_share(config.n_routed_experts, shape.experts, rank))
 
 
 # --- what a rank sends -----------------------------------------------------------------------------------------
