@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Iterable, Sequence
 
 from .. import arithmetic
+from .closed_loop import gap_s
 from .stats import mean, percentile
 from .traces import Session
 
@@ -108,9 +109,8 @@ def in_flight_share(sessions: Iterable[Session], gap_cap_s: float, tok_s: float 
         gap_cap_s: seconds; `float("inf")` for no cap.
         tok_s: E2E speed of the server that replays them: service = output tokens / tok_s. None takes the service time that
             the trace recorded (`api_time_s`), and 0 where it recorded none.
-        gaps: `recorded` takes `think_time_s` as it is. `bounded` takes no more than the time between the two starts: where
-            the public traces lack a request's `api_time`, the next ones' think times are all counted from the last request
-            that had one, so that they add up to more than the time that passed.
+        gaps: `recorded` takes `think_time_s` as it is, `bounded` no more than the time between the two starts (`closed_loop.gap_s`
+            says why).
 
     Raises:
         MetricError: a negative cap, a speed that is not positive, an unknown `gaps`, or neither service time nor gaps.
@@ -124,10 +124,7 @@ def in_flight_share(sessions: Iterable[Session], gap_cap_s: float, tok_s: float 
             previous_s = 0.0
             for request in agent:
                 service += request.output_tokens / tok_s if tok_s else request.api_time_s or 0.0
-                gap = request.think_time_s or 0.0
-                if gaps == "bounded":
-                    gap = min(gap, max(0.0, request.start_s - previous_s))
-                idle += min(gap, gap_cap_s)
+                idle += min(gap_s(request, previous_s, gaps), gap_cap_s)
                 previous_s = request.start_s
     _demand(service + idle > 0, "sessions: have neither service time nor gaps")
     return service / (service + idle)
