@@ -24,6 +24,7 @@ def test_a_ladder_adds_up_and_its_tokens_are_the_most_that_fit(name, card, weigh
     assert sum(rung.nbytes for rung in ladder.rungs) + ladder.left_bytes == ladder.hbm_bytes == CARDS[card].hbm_bytes
     room, of_one = ladder.left_bytes * ladder.gpus, ladder.token_bytes * ladder.copies
     assert ladder.tokens * of_one <= max(0, room) < (ladder.tokens + 1) * of_one or ladder.tokens == 0 > room
+    assert ladder.rank_tokens == ladder.tokens // topology(name).data
     assert (ladder.gpus, ladder.copies) == (topology(name).gpus, kv_copies(name))
     wider = replace(CARDS[card], hbm_bytes=CARDS[card].hbm_bytes + 10**9)
     assert memory_ladder(GLM, name, wider, kv_cache_dtype=row, weights=weights, step_tokens=step, untouched=untouched, beside=beside).tokens >= ladder.tokens
@@ -87,6 +88,15 @@ def test_eight_copies_against_one_are_five_to_six_and_a_half_times_the_tokens():
     assert times(weights="bfloat16", kv_cache_dtype="fp8") == pytest.approx(times(weights="bfloat16"), rel=1e-6)  # whatever the row
 
 
+def test_the_draft_layer_is_one_more_layer_and_changes_neither_answer():
+    plain, drafting = (memory_ladder(GLM, "DEP8", weights="bfloat16", draft_layers=count) for count in (0, 1))
+    assert drafting.token_bytes - plain.token_bytes == 352 + 132
+    whole = memory_ladder(GLM, "TP1", draft_layers=1, beside=0.0).weights["draft layer"]
+    assert whole / 1e9 == pytest.approx(19.9, abs=0.05)  # as those say who publish checkpoints with it in 16 bits
+    assert times(draft_layers=1) == pytest.approx(times(), rel=0.01)
+    assert memory_ladder(GLM, "TP4", draft_layers=1).tokens == pytest.approx(memory_ladder(GLM, "TP4").tokens, rel=2e-3)
+
+
 @pytest.mark.parametrize("hbm", [170_000_000_000, 186_000_000_000])
 def test_how_much_memory_a_card_has_cancels(monkeypatch, hbm):
     before = times(weights="bfloat16")
@@ -108,6 +118,8 @@ def test_what_is_beside_is_the_same_share_of_another_card_and_called_assumed_the
     (dict(step_tokens=0), "step_tokens=0: use at least 1"),
     (dict(untouched=-1), "untouched=-1: use bytes from 0 up"),
     (dict(untouched=float("nan")), "untouched=nan: use bytes"),
+    (dict(draft_layers=2), "draft_layers=2: use 0, or 1"),
+    (dict(config=SMALL, name="TP1", draft_layers=1), "draft_layers=1: use 0, or 1 for a Glm"),
     (dict(beside=1.0), "beside=1.0: use a share"),
     (dict(experts="bfloat16"), "experts='bfloat16'.*would then not hold the 1,090,000 tokens.*give `beside`"),
     (dict(kv_cache_dtype="q8_0"), "kv_cache_dtype='q8_0' keeps no indexer keys"),

@@ -1,7 +1,7 @@
 """The memory ladder: what a card has, what weights and buffers take of it, and the tokens and sessions that the rest caches."""
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from minengine.config import ConfigError, GlmConfig, ModelConfig, model_config
@@ -9,7 +9,7 @@ from minengine.config import ConfigError, GlmConfig, ModelConfig, model_config
 from .copies import GLM_5_3, kv_copies, topology
 from .kernel import CARDS, Card
 from .rows import cached_tokens, sessions_held
-from .sharding import VALUE_BYTES, check_sharding, held_experts, rank_kv_bytes, rank_weights
+from .sharding import VALUE_BYTES, WEIGHT_BITS, check_sharding, held_experts, rank_kv_bytes, rank_weights
 
 __all__ = ["Ladder", "Rung", "beside_share", "expert_buffer_bytes", "memory_ladder"]
 
@@ -50,6 +50,11 @@ class Ladder:
         """Distinct tokens that the group caches."""
         return cached_tokens(max(0, self.left_bytes), self.token_bytes, self.gpus, self.copies)
 
+    @property
+    def rank_tokens(self) -> int:
+        """Of them, those that one data rank caches; tensor-parallel ranks cache the same ones, all together."""
+        return self.tokens // topology(self.topology).data
+
     def sessions(self, session_tokens: float) -> int:
         """Whole sessions of that many tokens."""
         return sessions_held(self.tokens, session_tokens)
@@ -74,7 +79,18 @@ def expert_buffer_bytes(config: ModelConfig, name: str, rank: int, step_tokens: 
     return shape.data * step_tokens * row * (visits + (2 if shape.data > 1 else 0))
 
 
-def beside_share(weights: str = "fp8", experts: str = "nvfp4", step_tokens: int = 4096, untouched: float = 0.0) -> float:
+def draft_layer(config: GlmConfig) -> GlmConfig:
+    """The layer that drafts tokens, as a model of its own: one more with experts and an indexer, which shares the vocabulary."""
+    return replace(config, num_hidden_layers=1, mlp_layer_types=("sparse",), indexer_types=("full",))
+
+
+def draft_bytes(config: GlmConfig, name: str, weights: str) -> int:
+    """Its weights on a card, experts and all in the format `weights`, and the matrix that joins a token to the last hidden state."""
+    parts = rank_weights(draft_layer(config), name, 0, weights)
+    return sum(nbytes for part, nbytes in parts.items() if part != "vocabulary") + int(2 * config.hidden_size**2 * WEIGHT_BITS[weights] / 8)
+
+
+def beside_share(weights: str = "bfloat16", experts: str = "nvfp4", step_tokens: int = 4096, untouched: float = 0.0, draft_layers: int = 0) -> float:
     """Share of a GB200 that is neither weights, buffers nor cache in the source's decoder: TP4 with SOURCE_TOKENS tokens of 8-bit rows.
 
     One number for all that was not published, solved from the one capacity that is taken as given; arguments as in `memory_ladder`.
@@ -83,7 +99,7 @@ def beside_share(weights: str = "fp8", experts: str = "nvfp4", step_tokens: int 
         ConfigError: with such weights that decoder could not hold its cache.
     """
     bare = memory_ladder(SOURCE_MODEL, "TP4", SOURCE_CARD, kv_cache_dtype="fp8", weights=weights, experts=experts, step_tokens=step_tokens,
-                         untouched=untouched, beside=0.0)
+                         untouched=untouched, draft_layers=draft_layers, beside=0.0)
     share = (bare.left_bytes - SOURCE_TOKENS * bare.token_bytes * bare.copies / bare.gpus) / bare.hbm_bytes
     if share < 0:
         raise ConfigError(f"weights='{weights}', experts='{experts}', step_tokens={step_tokens}, untouched={untouched}: four {SOURCE_CARD} would then not "
@@ -91,17 +107,19 @@ def beside_share(weights: str = "fp8", experts: str = "nvfp4", step_tokens: int 
     return share
 
 
-def memory_ladder(config: ModelConfig, name: str, card: str | Card = SOURCE_CARD, *, kv_cache_dtype: str = "nvfp4_fp8_ds_mla", weights: str = "fp8",
-                  experts: str = "nvfp4", step_tokens: int = 4096, untouched: float = 0.0, beside: float | None = None) -> Ladder:
+def memory_ladder(config: ModelConfig, name: str, card: str | Card = SOURCE_CARD, *, kv_cache_dtype: str = "nvfp4_fp8_ds_mla", weights: str = "bfloat16",
+                  experts: str = "nvfp4", step_tokens: int = 4096, untouched: float = 0.0, draft_layers: int = 0, beside: float | None = None) -> Ladder:
     """From one card's memory to the tokens that a group of such cards caches.
 
     Args:
         config, name: the model, and the topology of the group (`TP1`: a card alone).
         card: a key of CARDS, or a card with `hbm_bytes`.
         kv_cache_dtype: of the rows; indexer keys are stored as beside such rows.
-        weights, experts: formats of the weights, as `rank_weights` takes them.
+        weights, experts: formats of the weights, as `rank_weights` takes them. The defaults are those of the public 4-bit checkpoints of
+            GLM-5.3: the experts alone have four bits.
         step_tokens: most tokens that a data rank computes in a step.
         untouched: bytes a token and layer that the cache keeps beside rows and indexer keys.
+        draft_layers: 1: the model's own layer for drafting tokens is loaded too, and keeps rows and keys as the others do.
         beside: share of the card for what no formula here counts; None: as much as the source's decoder has, see `beside_share`.
 
     Raises:
@@ -114,14 +132,19 @@ def memory_ladder(config: ModelConfig, name: str, card: str | Card = SOURCE_CARD
         raise ConfigError(f"step_tokens={step_tokens}: use at least 1")
     if not untouched >= 0:
         raise ConfigError(f"untouched={untouched}: use bytes from 0 up")
+    if draft_layers not in (0, 1) or draft_layers and not isinstance(config, GlmConfig):
+        raise ConfigError(f"draft_layers={draft_layers}: use 0, or 1 for a GlmMoeDsaForCausalLM")
     if beside is not None and not 0 <= beside < 1:
         raise ConfigError(f"beside={beside}: use a share of the card from 0 to below 1")
     check_sharding(config, name)
     taken = rank_weights(config, name, 0, weights, experts)
-    buffers = expert_buffer_bytes(config, name, 0, step_tokens)
-    share = beside_share(weights, experts, step_tokens, untouched) if beside is None else beside
-    rest = round(share * gpu.hbm_bytes)
     token = rank_kv_bytes(config, "TP1", kv_cache_dtype, 1, 1) + round(untouched * config.num_hidden_layers)
+    if draft_layers:
+        taken["draft layer"] = draft_bytes(config, name, weights)
+        token += rank_kv_bytes(draft_layer(config), "TP1", kv_cache_dtype, 1, 1)
+    buffers = expert_buffer_bytes(config, name, 0, step_tokens)
+    share = beside_share(weights, experts, step_tokens, untouched, draft_layers) if beside is None else beside
+    rest = round(share * gpu.hbm_bytes)
     label = "reasoned" if beside is None and gpu is CARDS[SOURCE_CARD] else "assumed"
     return Ladder(name, gpu.hbm_bytes, taken, buffers, rest, label, gpu.hbm_bytes - sum(taken.values()) - buffers - rest, token,
                   kv_copies(name, config.kv_heads), shape.gpus)
