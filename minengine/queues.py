@@ -190,14 +190,10 @@ class Queues:
         first, full = request.num_hashed_blocks, request.num_computed_tokens // self.pool.block_size
         if full > first:
             chain = request.hashes(full, self.pool.block_size)
-            hashes, blocks = chain[first:], request.block_ids[first:full]
-            parent = chain[first - 1] if first else root_hash(request.cache_salt)
-            for block, h in zip(blocks, hashes):
-                self.pool.register(block, h, parent)
-                parent = h
+            self.pool.offer(request.block_ids, chain, first, root_hash(request.cache_salt))
             request.num_hashed_blocks = full
             if store and self.connector is not None:
-                self.loads.store(hashes, blocks)
+                self.loads.store(chain[first:], request.block_ids[first:full])
 
     def _end(self, request: Request, reason: str) -> None:
         self._give_back(request)

@@ -176,6 +176,13 @@ class BlockPool:
             if self._events is not None:
                 self._events.stored(h, parent)
 
+    def offer(self, table: Sequence[int], hashes: Sequence[bytes], first: int, root: bytes) -> None:
+        """`register` a table's blocks from number `first` to the end of its hash chain, which grows from `root`."""
+        parent = hashes[first - 1] if first else root
+        for block, h in zip(table[first: len(hashes)], hashes[first:]):
+            self.register(block, h, parent)
+            parent = h
+
     def reset_prefix_cache(self) -> None:
         """Forget all contents. Held blocks stay held; they just cannot be found any more."""
         self._ready.add(self._cached)
