@@ -87,6 +87,6 @@ def kv_copies(name: str, kv_heads: int = 1) -> int:
     return repeats // shape.context
 
 
-def gpus(prefill: str, decode: str, decoders: int) -> int:
-    """GPUs of one prefill engine that feeds that many decode engines: `DEP8`, `TP4`, 4 give 24."""
-    return topology(prefill).gpus + decoders * topology(decode).gpus
+def gpus(prefill: str, decode: str, decoders: int, prefills: int = 1) -> int:
+    """GPUs of prefill engines that feed that many decode engines: `DEP8`, `TP4`, 4 give 24."""
+    return prefills * topology(prefill).gpus + decoders * topology(decode).gpus
