@@ -1,0 +1,71 @@
+"""Prices of this machine's steps: on an engine whose clock charges what a StepCost says, the fit finds that StepCost again."""
+import pytest
+import yaml
+
+from minengine.config import ConfigError
+from minengine.simulate import calibrate as module
+from minengine.simulate.calibrate import QUICK, Scenes, calibrate, main
+from minengine.simulate.cost import StepCost
+
+
+class Priced:
+    """An engine's clock that a step moves by its price, once the step is computed."""
+
+    def __init__(self, cost):
+        self.cost, self.now_s = cost, 0.0
+
+    def __call__(self):
+        return self.now_s
+
+    def attach(self, engine):
+        execute = engine.runner.execute
+
+        def charged(step):
+            self.now_s += self.cost.seconds(step)
+            return execute(step)
+
+        engine.runner.execute = charged
+        return engine
+
+
+@pytest.fixture
+def priced(monkeypatch):
+    clock = Priced(StepCost(base_s=0.02, decode_s=0.003, prefill_s=0.0005, attention_s=2e-6))
+    make = module._engine
+    monkeypatch.setattr("minengine.workload.open_loop.EngineClock", lambda: clock)
+    monkeypatch.setattr(module, "_engine", lambda *args: clock.attach(make(*args)))
+    return clock.cost
+
+
+def test_the_fit_finds_the_prices_that_were_charged(priced):
+    found = calibrate("glm-mini", scenes=QUICK, device="cpu")
+    assert found.prices == pytest.approx({name: getattr(priced, name) for name in module.PRICES}, rel=1e-3)
+    assert found.errors.n > 40 and found.errors.maximum < 1e-3
+    assert StepCost(**{name: found.mapping()[name] for name in module.PRICES}) is not None
+
+
+def test_every_scene_has_decodes_alone_and_a_prompt_among_decodes(priced, monkeypatch):
+    seen = []
+    fit = module.relative_fit
+    monkeypatch.setattr(module, "relative_fit", lambda work, seconds, **how: seen.extend(work) or fit(work, seconds, **how))
+    calibrate("glm-mini", scenes=QUICK, device="cpu")
+    alone = [work for work in seen if work[1] and not work[2]]
+    mixed = [work for work in seen if work[1] and work[2]]
+    assert len(alone) >= QUICK.count * (QUICK.lead + QUICK.tail) and len(mixed) >= QUICK.count
+    assert all(steps == 1 and decodes + prefill <= QUICK.budget[1] for steps, decodes, prefill, _ in seen)
+
+
+def test_the_command_writes_a_file_that_says_where_it_was_measured(priced, tmp_path, capsys):
+    out = tmp_path / "here.yml"
+    assert main("glm-mini", str(out), quick=True) == 0
+    written = yaml.safe_load(out.read_text())
+    assert written["kind"] == "linear" and written["base_s"] == pytest.approx(0.02, rel=1e-3)
+    assert written["measured"].keys() >= {"model", "cpu", "threads", "date", "steps", "median_error"} and written["measured"]["model"] == "glm-mini"
+    assert "ms  a step" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="no folder"):
+        main("glm-mini", str(tmp_path / "none" / "here.yml"), quick=True)
+
+
+def test_a_budget_that_the_streams_fill_is_refused():
+    with pytest.raises(ConfigError, match="budget of 8 tokens"):
+        calibrate("glm-mini", scenes=Scenes(count=1, streams=(1, 12), budget=(8, 64)), device="cpu")
