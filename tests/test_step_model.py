@@ -88,6 +88,14 @@ def test_a_linear_machine_prices_steps_as_it_was_measured_in_any_topology():
             machine({"kind": "linear", **wrong})
 
 
+def test_this_machine_is_the_one_that_was_calibrated_here(tmp_path, monkeypatch):
+    shipped = machine("this-machine")
+    monkeypatch.chdir(tmp_path)
+    assert machine("this-machine") == shipped
+    (tmp_path / "this-machine.yml").write_text("kind: linear\nbase_s: 0.5\nattention_s: 1.4e-06\n")
+    assert machine("this-machine").cost.base_s == 0.5 and machine("gb200-nvl72") == GB200
+
+
 @pytest.mark.parametrize("wrong, words", [
     (dict(draft_tokens=-1), "draft_tokens"), (dict(draft_tokens=2, tokens_per_step=3.5), "tokens_per_step=3.5"),
     (dict(tokens_per_step=0.5), "tokens_per_step=0.5"),

@@ -94,7 +94,8 @@ def machine_names() -> list[str]:
 
 
 def machine(given: str | Path | Mapping[str, Any] | Machine | LinearMachine) -> Machine | LinearMachine:
-    """A machine by name, from a file, or from a mapping of what such a file has (which needs no YAML).
+    """A machine by name, from a file, or from a mapping of what such a file has (which needs no YAML). `this-machine` is the file that
+    `minengine simulate --calibrate` has left in the working directory, if it has.
 
     Raises:
         ConfigError: no such machine or file, or one that lacks a constant, has an unknown one, or one outside its range.
@@ -104,6 +105,8 @@ def machine(given: str | Path | Mapping[str, Any] | Machine | LinearMachine) -> 
     if isinstance(given, Mapping):
         return _of_mapping(given)
     path = Path(given) if Path(given).suffix in (".yml", ".yaml") else FOLDER / f"{given}.yml"
+    if given == "this-machine" and Path("this-machine.yml").is_file():
+        path = Path("this-machine.yml")
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
