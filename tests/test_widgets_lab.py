@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 pytestmark = pytest.mark.browser
 CODE = "from minwidgets import {0}\n\nwidget = {0}()\nwidget"
 NOTEBOOKS = {"row": "RowBytes", "steps": "StepTimeline", "kernel": "KernelFloor", "mask": "TokenMask", "copies": "CopyCount",
-             "apart": "PrefillDecode"}
+             "apart": "PrefillDecode", "memory": "MemoryLadder"}
 QUIET = {"fetchNews": "false", "checkForUpdates": False, "doNotDisturbMode": True}  # else it asks whether to look for news, and looks for updates
 # Runs code in the open notebook's kernel; gives the value of an expression after it, as repr.
 IN_KERNEL = """async ([code, expression]) => {
@@ -235,6 +235,35 @@ def test_a_copy_count_is_set_from_both_sides(browser, lab):  # noqa: F811
         page.locator(".cc").get_by_role("button", name="Reset").click()
         page.wait_for_function(f"async () => (await ({IN_KERNEL})(['', 'widget.numbers.count'])) === '15288'")
         wait_for_copies("15,288")
+        wrong = [text for text in watched.wrong if text.startswith(("off-host", "uncaught"))]
+        assert not wrong, wrong
+
+
+def test_a_memory_ladder_is_set_from_both_sides(browser, lab):  # noqa: F811
+    with Watched(browser, 1280) as watched:
+        page = watched.page
+        run_all(page, lab + "memory.ipynb", ".ml svg rect")
+
+        def kernel(code, expression):
+            return page.evaluate(IN_KERNEL, [code, expression])
+
+        def wait_for_copies(text):
+            page.wait_for_function("(text) => document.querySelectorAll('.ml .rb-stat')[1].textContent === text", arg=text)
+
+        wait_for_copies("4 copies")
+        # Python -> page
+        assert kernel("widget.topology = 'TP8'; widget.kv_cache_dtype = 'fp8'", "widget.numbers.copies") == "8"
+        wait_for_copies("8 copies")
+        assert page.locator(".ml input[value=fp8]").first.is_checked()
+        assert "step_tokens=0: use a whole number from 1 to 65536" in kernel("widget.step_tokens = 0", "0")
+        # page -> Python
+        page.locator(".ml input[value=DEP8]").check()
+        page.locator(".ml input[value=own]").check()
+        page.locator(".ml input[type=number][id$='-hbm_gb']").fill("180")
+        page.wait_for_function(f"async () => (await ({IN_KERNEL})(['', '(widget.topology, widget.memory.hbm_bytes)'])) === \"('DEP8', 180000000000)\"")
+        page.locator(".ml").get_by_role("button", name="Reset").click()
+        page.wait_for_function(f"async () => (await ({IN_KERNEL})(['', '(widget.topology, widget.card)'])) === \"('TP4', 'GB200')\"")
+        wait_for_copies("4 copies")
         wrong = [text for text in watched.wrong if text.startswith(("off-host", "uncaught"))]
         assert not wrong, wrong
 

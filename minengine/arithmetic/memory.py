@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import floor
 from typing import NamedTuple
 
 from minengine.config import ConfigError, GlmConfig, ModelConfig, model_config
@@ -102,7 +103,7 @@ def beside_share(weights: str = "bfloat16", experts: str = "nvfp4", step_tokens:
                          untouched=untouched, draft_layers=draft_layers, beside=0.0)
     share = (bare.left_bytes - SOURCE_TOKENS * bare.token_bytes * bare.copies / bare.gpus) / bare.hbm_bytes
     if share < 0:
-        raise ConfigError(f"weights='{weights}', experts='{experts}', step_tokens={step_tokens}, untouched={untouched}: four {SOURCE_CARD} would then not "
+        raise ConfigError(f"weights='{weights}', experts='{experts}', step_tokens={step_tokens}, untouched={untouched:g}: four {SOURCE_CARD} would then not "
                           f"hold the {SOURCE_TOKENS:,} tokens that are reported; use less, or give `beside`")
     return share
 
@@ -138,13 +139,13 @@ def memory_ladder(config: ModelConfig, name: str, card: str | Card = SOURCE_CARD
         raise ConfigError(f"beside={beside}: use a share of the card from 0 to below 1")
     check_sharding(config, name)
     taken = rank_weights(config, name, 0, weights, experts)
-    token = rank_kv_bytes(config, "TP1", kv_cache_dtype, 1, 1) + round(untouched * config.num_hidden_layers)
+    token = rank_kv_bytes(config, "TP1", kv_cache_dtype, 1, 1) + floor(untouched * config.num_hidden_layers + 0.5)
     if draft_layers:
         taken["draft layer"] = draft_bytes(config, name, weights)
         token += rank_kv_bytes(draft_layer(config), "TP1", kv_cache_dtype, 1, 1)
     buffers = expert_buffer_bytes(config, name, 0, step_tokens)
     share = beside_share(weights, experts, step_tokens, untouched, draft_layers) if beside is None else beside
-    rest = round(share * gpu.hbm_bytes)
+    rest = floor(share * gpu.hbm_bytes + 0.5)  # halves go up, as in a browser
     label = "reasoned" if beside is None and gpu is CARDS[SOURCE_CARD] else "assumed"
     return Ladder(name, gpu.hbm_bytes, taken, buffers, rest, label, gpu.hbm_bytes - sum(taken.values()) - buffers - rest, token,
                   kv_copies(name, config.kv_heads), shape.gpus)
