@@ -25,7 +25,7 @@ from random import Random
 from typing import Iterable, Iterator, NamedTuple
 
 from ..config import ConfigError
-from .traces import Session, Subagent, TraceError, TraceRequest
+from .sessions import Session, Subagent, TraceError, TraceRequest
 
 __all__ = ["ClosedLoop", "Turn", "gap_s"]
 

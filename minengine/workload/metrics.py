@@ -12,7 +12,7 @@ from typing import Iterable, Sequence
 from .. import arithmetic
 from .closed_loop import gap_s
 from .stats import mean, percentile
-from .traces import Session
+from .sessions import Session
 
 __all__ = ["MetricError", "decode_tok_s", "e2e_tok_s", "e2e_tok_s_user", "in_flight_share", "interactivity_q", "itl_s", "output_tok_s_gpu", "ttft_s"]
 
