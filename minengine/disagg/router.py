@@ -62,10 +62,11 @@ class Router:
     """Routes requests over workers. A request holds a place on its decoder from `route` until it has ended or its lease has run out."""
 
     def __init__(self, policy: str = "kv_aware", workers: Iterable[WorkerSpec] = (), *, block_size: int, clock: Callable[[], float],
-                 seed: int = 0, options: RouterOptions = RouterOptions()) -> None:
+                 seed: int = 0, options: RouterOptions = RouterOptions(), index: KVIndex | None = None) -> None:
         """
         Args:
             block_size: tokens that one of a request's hashes stands for.
+            index: says what the workers have cached; None: one that learns it from their events (`apply`).
 
         Raises:
             ValueError: an unknown policy, a name that is there twice, or no worker for a role.
@@ -74,7 +75,7 @@ class Router:
             raise ValueError(f"router_policy={policy!r}: use one of {', '.join(POLICIES)}")
         self.policy, self.block_size, self.options, self._clock = policy, block_size, options, clock
         self.sticky = policy == "kv_aware" if options.sticky is None else options.sticky
-        self.index = KVIndex()
+        self.index = KVIndex() if index is None else index
         self._random = Random(seed)
         self._workers: dict[str, _Worker] = {}
         for spec in workers:

@@ -136,6 +136,7 @@ class NodePool:
         self._free = num_blocks  # blocks without content that nobody holds
         self._idle = 0  # blocks with content that nobody holds
         self.num_evictions = 0
+        self.num_taken = self.num_given_back = 0  # blocks, each time that somebody began to hold one, and that somebody let go of one
 
     @property
     def num_free_blocks(self) -> int:
@@ -159,6 +160,7 @@ class NodePool:
         if lacking > 0:
             self._evict(lacking)
         self._free -= n
+        self.num_taken += n
         return Table([], 0, n)
 
     def _evict(self, n: int) -> None:
@@ -220,6 +222,7 @@ class NodePool:
         Raises:
             KeyError: blocks that the pool does not know.
         """
+        self.num_taken += len(table)
         for run, start, stop in table:
             if run is None:
                 raise KeyError("blocks without content cannot be shared")
@@ -234,6 +237,7 @@ class NodePool:
         Raises:
             KeyError: blocks that the pool does not know. ValueError: that nobody holds.
         """
+        self.num_given_back += len(table)
         if isinstance(table, Table):
             self._free += table.blank
         for run, start, stop in reversed(table.pieces if isinstance(table, Table) else table):
