@@ -154,7 +154,8 @@ def test_numbers_equal_arithmetics_over_random_states(browser, book, made):  # n
             refused.add(theirs.split("=")[0])
             continue
         fitted += 1
-        assert [[one[key] for key in ("name", "gpus", "copies", "weight_bytes", "buffers", "beside", "left", "token", "tokens", "sessions")] for one in theirs] == [
+        keys = ("name", "gpus", "copies", "weight_bytes", "buffers", "beside", "left", "token", "tokens", "sessions")
+        assert [[one[key] for key in keys] for one in theirs] == [
             [name, one.gpus, one.copies, one.weight_bytes, one.buffer_bytes, one.beside_bytes, one.left_bytes, one.token_bytes, one.tokens,
              one.sessions(state["session_tokens"])] for name, one in ours.items()], state
     assert fitted > 100 and refused == {"topology", "kv_cache_dtype", "beside_gb", "weights"}
@@ -178,12 +179,18 @@ def test_the_page_shows_and_draws_what_was_set(browser, book, made):  # noqa: F8
             now = widget.numbers
             room = (page.evaluate("document.querySelector('.ml svg').viewBox.baseVal.width") - 44) / 2
             a_byte = room / (now.hbm_bytes + max(0, -now.left_bytes))
-            widths = page.evaluate("""() => Object.fromEntries([...document.querySelectorAll(".ml svg rect:not(.ml-tokens)")]
-                .map((bar) => [bar.classList[1].slice(3), bar.getBBox().width]))""")
-            parts = {"memory": now.hbm_bytes, "experts": now.weights["experts"], "attention": now.weights["attention"] + now.weights["indexers"],
-                     "buffers": now.buffer_bytes, "beside": now.beside_bytes, "cache" if now.left_bytes >= 0 else "missing": abs(now.left_bytes)}
-            parts["rest"] = now.weight_bytes - parts["experts"] - parts["attention"]
-            assert widths == pytest.approx({kind: max(1.5, nbytes * a_byte) for kind, nbytes in parts.items() if nbytes or kind in ("cache", "missing")}, abs=0.1), state
+            bars = page.evaluate("""() => Object.fromEntries([...document.querySelectorAll(".ml svg rect:not(.ml-tokens)")]
+                .map((bar) => [bar.classList[1].slice(3), bar.getBBox()]).map(([kind, box]) => [kind, [box.x, box.width]]))""")
+            attention = now.weights["attention"] + now.weights["indexers"]
+            rungs = {"experts": now.weights["experts"], "attention": attention, "rest": now.weight_bytes - now.weights["experts"] - attention,
+                     "buffers": now.buffer_bytes, "beside": now.beside_bytes}
+            zero, end = max(0, -now.left_bytes) * a_byte, now.hbm_bytes
+            wanted = {"memory": [zero, now.hbm_bytes * a_byte]}
+            for kind, nbytes in rungs.items():  # each begins where the one before ends, from the right
+                end -= nbytes
+                wanted |= {kind: [zero + end * a_byte, max(1.5, nbytes * a_byte)]} if nbytes else {}
+            wanted["cache" if end >= 0 else "missing"] = [min(zero, zero + end * a_byte), max(1.5, abs(end) * a_byte)]
+            assert {kind: pytest.approx(edges, abs=0.1) for kind, edges in wanted.items()} == bars, state
             most = max(1, *(one.tokens for one in widget.compared.values()))
             bars = page.evaluate("""() => [...document.querySelectorAll(".ml svg rect.ml-tokens")].map((bar) => bar.getBBox().width)""")
             if state["card"] != "GB200":  # there a reported capacity may set the scale
@@ -204,7 +211,8 @@ def test_what_is_reported_stands_at_the_sources_setting_only(browser, book):  # 
                                     "one of TEP8 58.6\u00a0GB and 403\u00a0MB.")
         assert told.inner_text() == ("Reported: about 5 times. And on TP4 1.63\u00a0million tokens; here they are 5.52\u00a0% more. "
                                      "64.6 more bytes a token and layer would take them away, or 2.72\u00a0GB of each card.")
-        assert marks.count() == 1 and laddered.root.locator(".rb-fine").first.inner_text().startswith("Everything else: 16.3\u00a0% of the card, reasoned: what 1,090,000 tokens")
+        fine = laddered.root.locator(".rb-fine").first
+        assert marks.count() == 1 and fine.inner_text().startswith("Everything else: 16.3\u00a0% of the card, reasoned: what 1,090,000 tokens")
         laddered.field("untouched").fill("64.6")
         assert told.inner_text() == "Reported: about 5 times. And on TP4 1.63\u00a0million tokens, as here."
         laddered.pick("row", "fp8")
@@ -212,8 +220,12 @@ def test_what_is_reported_stands_at_the_sources_setting_only(browser, book):  # 
         laddered.pick("weights", "fp8")
         laddered.field("untouched").fill("0")
         assert why.inner_text().startswith("DEP8 caches 6.47 times")
+        laddered.pick("beside", "given")
+        assert not told.is_visible() and fine.inner_text() == "Everything else: 4.03\u00a0% of the card, as given."
+        laddered.pick("beside", "solved")
+        assert told.is_visible()
         laddered.pick("card", "H200")
-        assert not told.is_visible() and marks.count() == 0 and "assumed" in laddered.root.locator(".rb-fine").first.inner_text()
+        assert not told.is_visible() and marks.count() == 0 and "assumed" in fine.inner_text()
         laddered.pick("model", "Llama-3.1-8B")
         assert not why.is_visible() and laddered.numbers()[3] == "–"
         assert not watched.wrong
@@ -277,7 +289,8 @@ def test_a_setting_is_an_address_and_reset_leaves_it(browser, book, made, scheme
         page.evaluate("location.hash = '#MemoryLadder.topology=DEP8&MemoryLadder.weights=fp8'")
         page.wait_for_function("document.querySelector('.ml input[value=DEP8]').checked")
         assert laddered.numbers() == shown(made(topology="DEP8", weights="fp8"))  # what a link does not name is as made
-        for wrong, text in (("card=H300", "card='H300': use one of GB200, B200, H200, H100, RTX4090, own"), ("model=GPT", "model='GPT': use one of GLM-5.3, Llama-3.1-8B"),
+        for wrong, text in (("card=H300", "card='H300': use one of GB200, B200, H200, H100, RTX4090, own"),
+                            ("model=GPT", "model='GPT': use one of GLM-5.3, Llama-3.1-8B"),
                             ("step_tokens=many", "step_tokens=many: use a whole number from 1 to 65536")):
             page.evaluate(f"location.hash = '#MemoryLadder.{wrong}'")
             page.wait_for_function("(text) => document.querySelector('.ml .rb-message').textContent === text", arg=text)
