@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tiny_models import LLAMA
 
 from minengine.arithmetic import (CARDS, GLM_5_3, Card, beside_share, bytes_per_token, expert_buffer_bytes, indexer_bytes, kv_copies, memory_ladder,
-                                  rank_weights, row_bytes, topology, untouched_state)
+                                  more_tokens, rank_weights, row_bytes, topology, untouched_state)
 from minengine.arithmetic import memory
 from minengine.config import ConfigError, model_config
 
@@ -78,7 +78,7 @@ def test_in_four_bits_keys_alone_leave_the_prediction_above_the_reported_capacit
 
 
 def times(**options):
-    return memory_ladder(GLM, "DEP8", **options).tokens / memory_ladder(GLM, "TEP8", **options).tokens
+    return more_tokens("DEP8", "TEP8", **options)
 
 
 def test_eight_copies_against_one_are_five_to_six_and_a_half_times_the_tokens():

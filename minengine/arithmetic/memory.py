@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import floor
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from minengine.config import ConfigError, GlmConfig, ModelConfig, model_config
 
@@ -12,7 +12,7 @@ from .kernel import CARDS, Card
 from .rows import cached_tokens, sessions_held
 from .sharding import VALUE_BYTES, WEIGHT_BITS, check_sharding, held_experts, rank_kv_bytes, rank_weights
 
-__all__ = ["Ladder", "Rung", "beside_share", "expert_buffer_bytes", "memory_ladder"]
+__all__ = ["SOURCE_MODEL", "Ladder", "Rung", "beside_share", "expert_buffer_bytes", "memory_ladder", "more_tokens"]
 
 SOURCE_TOKENS = 1_090_000  # claim tokens_fp8: what a TP4 decoder caches in 8 bits; all that is fitted here
 SOURCE_CARD = "GB200"
@@ -149,3 +149,8 @@ def memory_ladder(config: ModelConfig, name: str, card: str | Card = SOURCE_CARD
     label = "reasoned" if beside is None and gpu is CARDS[SOURCE_CARD] else "assumed"
     return Ladder(name, gpu.hbm_bytes, taken, buffers, rest, label, gpu.hbm_bytes - sum(taken.values()) - buffers - rest, token,
                   kv_copies(name, config.kv_heads), shape.gpus)
+
+
+def more_tokens(name: str, other: str, **how: Any) -> float:
+    """How many times the tokens of `other` the source's model caches in topology `name`; how: as `memory_ladder` takes it."""
+    return memory_ladder(SOURCE_MODEL, name, **how).tokens / memory_ladder(SOURCE_MODEL, other, **how).tokens

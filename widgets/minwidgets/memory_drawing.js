@@ -15,7 +15,7 @@ export const GROUPS = { experts: "experts", attention: "attention and indexers",
 
 /** The rungs of a card: what each takes, from the top, without those that take nothing. */
 export function rungs({ weights, buffers, beside }) {
-  const parts = Object.entries(weights).map(([group, nbytes]) => [group, GROUPS[group], nbytes]);
+  const parts = Object.entries(GROUPS).map(([group, name]) => [group, name, weights[group]]);
   return [...parts, ["buffers", "buffers for a step’s experts", buffers], ["beside", "everything else", beside]].filter(([, , nbytes]) => nbytes);
 }
 

@@ -46,29 +46,33 @@ function besideShare(state, tables, hbm) {
   return share;
 }
 
+/** The values that each choice has in this state, in their order. */
+export function choicesOf(state, { order }) {
+  const theirs = order.model.includes(state.model) ? state.model : order.model[0];
+  return { model: order.model, topology: order.topology[theirs], card: [...order.card, OWN], kv_cache_dtype: order.kv_cache_dtype[theirs],
+    weights: order.weights, beside: ["solved", GIVEN] };
+}
+
 /** The card, and the ladder of each topology that the model can have. Throws an Error whose message names the field and the remedy. */
 export function numbers(state, tables) {
-  const own = tables.models[state.model];
-  const choices = {
-    model: Object.keys(tables.models), topology: Object.keys(tables.models[tables.source.model].topologies), card: [...Object.keys(tables.cards), OWN],
-    weights: tables.weights, beside: ["solved", GIVEN],
-  };
-  for (const [field, allowed] of Object.entries(choices))
-    if (!allowed.includes(state[field])) throw new Error(`${field}='${state[field]}': use one of ${allowed.join(", ")}`);
-  for (const [field, allowed] of [["topology", Object.keys(own.topologies)], ["kv_cache_dtype", Object.keys(own.rows)]])
-    if (!allowed.includes(state[field])) throw new Error(`${field}='${state[field]}': ${state.model} has none; use one of ${allowed.join(", ")}`);
+  const choices = choicesOf(state, tables);
+  for (const [field, allowed] of Object.entries(choices)) {
+    const none = field in tables.order && !Array.isArray(tables.order[field]) ? `${state.model} has none; ` : "";
+    if (!allowed.includes(state[field])) throw new Error(`${field}='${state[field]}': ${none}use one of ${allowed.join(", ")}`);
+  }
   for (const field of inUse(state)) {
     const text = complaint(field, state[field], tables.limits);
     if (text) throw new Error(text);
   }
+  const own = tables.models[state.model];
   const card = tables.cards[state.card] || { name: "your own card", hbm_bytes: Math.trunc(GIGA * state.hbm_gb) };
   const hbm = card.hbm_bytes;
   const beside = rounded(besideShare(state, tables, hbm) * hbm);
   const token = tokenBytes(state, own, state.kv_cache_dtype);
-  const compared = Object.entries(own.topologies).map(([name, shape]) => {
-    const { weights, buffers, left: above } = bare(state, shape, hbm);
+  const compared = choices.topology.map((name) => {
+    const { gpus, copies } = own.topologies[name];
+    const { weights, buffers, left: above } = bare(state, own.topologies[name], hbm);
     const left = above - beside;
-    const { gpus, copies } = shape;
     const tokens = Math.floor((Math.max(0, left) * gpus) / (token * copies));
     const sessions = Math.floor(tokens / state.session_tokens);
     return { name, gpus, copies, weights, weight_bytes: sum(weights), buffers, beside, left, token, tokens, sessions };

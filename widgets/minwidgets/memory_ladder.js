@@ -1,8 +1,8 @@
 // Memory ladder: the controls, the numbers and the table around the drawing of a card and of what topologies cache.
 import { binding } from "./binding.js";
 import { blank, choice, freshId, make, numberField, showNumber, stat, tableBelow, thousands } from "./controls.js";
-import { cardsOf, copiesOf, ladderDrawing } from "./memory_drawing.js";
-import { complaint, inUse, numbers } from "./memory_formulas.js";
+import { GROUPS, cardsOf, copiesOf, ladderDrawing } from "./memory_drawing.js";
+import { choicesOf, complaint, inUse, numbers } from "./memory_formulas.js";
 import { digits, spokenBytes } from "./units.js";
 
 const LABELS = {
@@ -20,7 +20,7 @@ const spokenTokens = (count) => (count >= 999_500 ? `${digits(count / 1e6)}\u00a
 function render({ model, el }) {
   const id = freshId("ml");
   const tables = model.get("tables");
-  const { source, reported } = tables;
+  const { source, reported, order } = tables;
   const root = make("section", { class: "rb ml", "aria-label": "Memory ladder" });
   const { drafts, change, resetButton, watch } = binding(model, FIELDS, () => update());
   const state = () => Object.fromEntries(FIELDS.map((field) => [field, model.get(field)]));
@@ -38,24 +38,23 @@ function render({ model, el }) {
   const theirs = make("p", { class: "ml-theirs" });
 
   // --- the controls
-  const all = tables.models[source.model];
   const texts = (names, text = (name) => name) => Object.fromEntries(names.map((name) => [name, text(name)]));
+  const ofAny = (lists) => [...new Set(order.model.flatMap((name) => lists[name]))];
+  const cardName = (name) => tables.cards[name]?.name || "your own";
   const sets = {
-    model: choice(`${id}-model`, "Model", texts(Object.keys(tables.models)), (name) => change(ofModel(name))),
-    topology: choice(`${id}-topology`, "Topology", texts(Object.keys(all.topologies), spokenTopology), (name) => change({ topology: name })),
-    card: choice(`${id}-card`, "Card", { ...texts(Object.keys(tables.cards), (name) => tables.cards[name].name), own: "your own" },
-      (name) => change({ card: name })),
-    kv_cache_dtype: choice(`${id}-row`, "Format of a row (kv_cache_dtype)", texts([...Object.keys(all.rows), "nvfp4"]),
-      (name) => change({ kv_cache_dtype: name })),
-    weights: choice(`${id}-weights`, "Weights (weights); routed experts have 4 bits in any", texts(tables.weights), (name) => change({ weights: name })),
+    model: choice(`${id}-model`, "Model", texts(order.model), (name) => change(ofModel(name))),
+    topology: choice(`${id}-topology`, "Topology", texts(ofAny(order.topology), spokenTopology), (name) => change({ topology: name })),
+    card: choice(`${id}-card`, "Card", texts([...order.card, "own"], cardName), (name) => change({ card: name })),
+    kv_cache_dtype: choice(`${id}-row`, "Format of a row (kv_cache_dtype)", texts(ofAny(order.kv_cache_dtype)), (name) => change({ kv_cache_dtype: name })),
+    weights: choice(`${id}-weights`, "Weights (weights); routed experts have 4 bits in any", texts(order.weights), (name) => change({ weights: name })),
     beside: choice(`${id}-beside`, "Everything else (beside)", { solved: "as the source’s decoder", given: "given" }, (name) => change({ beside: name })),
   };
 
   /** Another model takes the row and the topology with it, or the closest that it has. */
   function ofModel(name) {
-    const { rows, topologies } = tables.models[name];
     const [row, shape] = [model.get("kv_cache_dtype"), model.get("topology")];
-    return { model: name, kv_cache_dtype: row in rows ? row : OTHER_ROW[row] || "bfloat16", topology: shape in topologies ? shape : ALONE };
+    return { model: name, kv_cache_dtype: order.kv_cache_dtype[name].includes(row) ? row : OTHER_ROW[row],
+      topology: order.topology[name].includes(shape) ? shape : ALONE };
   }
   function take(field, input) {
     const value = input.value.trim() === "" ? NaN : Number(input.value);
@@ -88,7 +87,8 @@ function render({ model, el }) {
   const table = tableBelow("Every topology in a table, bytes of a card", columns);
   function fill(compared) {
     table.body.replaceChildren(...compared.map((one) => {
-      const cells = [one.gpus, one.copies, ...Object.values(one.weights), one.buffers, one.beside, one.left, one.tokens, one.sessions];
+      const weights = Object.keys(GROUPS).map((group) => one.weights[group]);
+      const cells = [one.gpus, one.copies, ...weights, one.buffers, one.beside, one.left, one.tokens, one.sessions];
       return make("tr", {}, make("th", { scope: "row" }, spokenTopology(one.name)), ...cells.map((cell) => make("td", {}, thousands(cell))));
     }));
   }
@@ -162,12 +162,8 @@ function render({ model, el }) {
   }
   function update() {
     const now = state();
-    const own = tables.models[now.model] || all;
     const used = inUse(now);
-    const allowed = {
-      model: Object.keys(tables.models), topology: Object.keys(own.topologies), card: [...Object.keys(tables.cards), "own"],
-      kv_cache_dtype: Object.keys(own.rows), weights: tables.weights, beside: ["solved", "given"],
-    };
+    const allowed = choicesOf(now, tables);
     for (const [field, set] of Object.entries(sets)) set.show(now[field], allowed[field]);
     for (const [field, control] of Object.entries(inputs)) {
       control.node.hidden = !used.includes(field);

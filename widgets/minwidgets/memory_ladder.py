@@ -70,7 +70,7 @@ TABLES = {
     "models": {model: {"layers": config.num_hidden_layers, "rows": {row: rank_kv_bytes(config, "TP1", row, 1, 1) for row in ROWS[model]},
                        "topologies": {name: on_a_card(name, model) for name in TOPOLOGIES[model]}} for model, config in MODELS.items()},
     "cards": {key: {"name": card.name.removesuffix(" (one GPU)"), "hbm_bytes": card.hbm_bytes} for key, card in CARDS.items()},
-    "weights": list(WEIGHTS),
+    "order": {"model": list(MODELS), "topology": TOPOLOGIES, "card": list(CARDS), "kv_cache_dtype": ROWS, "weights": list(WEIGHTS)},  # stored, keys lose theirs
     "limits": {name: list(pair) for name, pair in {**COUNTS, **AMOUNTS}.items()},
     "source": {"model": GLM, "topology": "TP4", "card": SOURCE_CARD, "row": "fp8", "tokens": SOURCE_TOKENS, "missing": missing_bytes()},
     "reported": REPORTED,
