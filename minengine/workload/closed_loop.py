@@ -27,7 +27,7 @@ from typing import Iterable, Iterator, NamedTuple
 from ..config import ConfigError
 from .sessions import Session, Subagent, TraceError, TraceRequest
 
-__all__ = ["ClosedLoop", "Turn", "gap_s"]
+__all__ = ["ClosedLoop", "Turn", "Wait", "gap_s", "waits"]
 
 STARTS = ("beginning", "anywhere")
 GAPS = ("recorded", "bounded")
@@ -52,6 +52,23 @@ def gap_s(request: TraceRequest, previous_s: float, gaps: str = "recorded") -> f
     """
     gap = request.think_time_s or 0.0
     return min(gap, max(0.0, request.start_s - previous_s)) if gaps == "bounded" else gap
+
+
+class Wait(NamedTuple):
+    """Before a request: so many ends, and a gap after the last of them."""
+
+    gap_s: float
+    ends: int
+    after: tuple[int, int] | None  # (agent, number) of the request before it in its agent, or of the one whose end began the agent
+
+
+def waits(session: Session, gaps: str = "recorded") -> dict[tuple[int, int], Wait]:
+    """What each request (agent, number) of a session waits for when it is replayed, no gap cut. Agents as in `Session.agents`.
+
+    Raises:
+        TraceError: the session has no request.
+    """
+    return {node: Wait(step.delay_s, step.waits_for, step.before) for node, step in _Live(session.id, session, math.inf, gaps).steps.items()}
 
 
 class ClosedLoop:
