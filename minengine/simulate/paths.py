@@ -27,7 +27,7 @@ def block_ids(request: TraceRequest, block_size: int) -> tuple[object, ...]:
         return tuple(request.hash_ids[i * m: i * m + m] for i in range(full))
     if own % block_size == 0:
         m = own // block_size
-        return tuple((request.hash_ids[i // m], i % m) for i in range(full))
+        return tuple((request.hash_ids[i // m], i % m) for i in range(min(full, m * len(request.hash_ids))))
     raise ConfigError(f"block_size={block_size}: the trace has blocks of {own} tokens; use a size that divides it, or is a multiple of it")
 
 
