@@ -37,13 +37,13 @@ function render({ model, el }) {
     make("p", { class: "rb-key" }, make("span", {}, "Time:"),
       ...[["memory", "of the bytes"], ["compute", "of the operations"], ["floor", "the floor: the longer"]].map(swatch), diamond));
   const message = make("p", { class: "rb-message", role: "alert", id: `${id}-message` });
-  const stats = Object.fromEntries(Object.keys(tables.rows).map((path) => [path, stat(`${NAMES[path]}: floor`)]));
+  const stats = Object.fromEntries(tables.order.paths.map((path) => [path, stat(`${NAMES[path]}: floor`)]));
   const live = make("p", { class: "rb-hidden", "aria-live": "polite" });
   const why = make("p", { class: "kf-why" });
   const theirs = make("p", { class: "kf-theirs" });
 
   // --- the controls
-  const cardNames = { ...Object.fromEntries(Object.entries(tables.cards).map(([name, { name: text }]) => [name, text])), own: "your own" };
+  const cardNames = { ...Object.fromEntries(tables.order.cards.map((name) => [name, tables.cards[name].name])), own: "your own" };
   const card = choice(`${id}-card`, "Card", cardNames, (name) => change({ card: name }));
   function take(field, input) {
     const value = input.value.trim() === "" ? NaN : Number(input.value);

@@ -33,6 +33,7 @@ TABLES = {
     "cards": {key: asdict(card) for key, card in CARDS.items()},
     "limits": {name: list(pair) for name, pair in {**COUNTS, **AMOUNTS}.items()},
     "rows": {path: row_bytes(row).total for path, row in DECODE_ROWS.items()},
+    "order": {"cards": list(CARDS), "paths": list(DECODE_ROWS)},  # a stored page sorts keys
     "rank": GLM_5_3["kv_lora_rank"],
     "rope": GLM_5_3["qk_rope_head_dim"],
     "reported": REPORTED,

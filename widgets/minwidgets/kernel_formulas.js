@@ -38,7 +38,7 @@ const sum = (list, field) => list.reduce((total, one) => total + one[field], 0);
 
 /** The launches, bounds and floor of each path, and the card. Throws an Error whose message names the field and the remedy. */
 export function numbers(state, tables) {
-  const cards = [...Object.keys(tables.cards), OWN];
+  const cards = [...tables.order.cards, OWN];
   if (!cards.includes(state.card)) throw new Error(`card='${state.card}': use one of ${cards.join(", ")}`);
   for (const field of inUse(state.card)) {
     const text = complaint(field, state[field], tables.limits);
@@ -47,7 +47,7 @@ export function numbers(state, tables) {
   const card = tables.cards[state.card] || {
     name: "your own card", memory_bytes_s: TERA * state.memory_tb_s, matrix_flops_s: TERA * state.matrix_tflop_s, source: "given",
   };
-  const paths = Object.keys(tables.rows).map((path) => {
+  const paths = tables.order.paths.map((path) => {
     const made = launches(path, state, tables).map((one) => {
       const [memory_s, compute_s] = [one.nbytes / card.memory_bytes_s, one.flops / card.matrix_flops_s];
       return { ...one, memory_s, compute_s, time_s: Math.max(compute_s, memory_s), bound: memory_s >= compute_s ? "memory" : "compute" };
