@@ -7,7 +7,7 @@ from hypothesis import given, settings, strategies as st
 from minengine.kv.blocks import BlockPool, OutOfBlocks
 from minengine.request import Request, SamplingParams
 from minengine.schedule import Scheduler
-from minengine.simulate.nodes import Chain, NodePool, Piece, Run, Table
+from minengine.simulate.nodes import Chain, NodePool, Run, Table
 from minengine.simulate.paths import ENDLESS, cut
 from minengine.simulate.requests import SimRequest, timeline
 
@@ -215,7 +215,7 @@ def test_refusing_changes_nothing():
     pool.check([table])
     run = Run(2)
     with pytest.raises(KeyError):
-        pool.share(Table([Piece(run, 0, 2)], 2))
+        pool.share(Table([(run, 0, 2)], 2))
     pool.release(table)
     pool.check([])
 

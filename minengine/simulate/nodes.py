@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
 
 from ..kv.blocks import OutOfBlocks
 
@@ -33,12 +32,8 @@ class Run:
         self.length = length
 
 
-class Piece(NamedTuple):
-    """Blocks `start` to `stop` of a run; without a run, so many blocks whose content nobody can find."""
-
-    run: Run | None
-    start: int
-    stop: int
+Piece = tuple[Run | None, int, int]
+"""Blocks `start` to `stop` of a run; without a run, so many blocks whose content nobody can find."""
 
 
 class Chain:
@@ -63,7 +58,7 @@ class Chain:
             first = self.first
             while first < self.stop:
                 stop = min(self.ends[i], self.stop)
-                yield Piece(self.runs[i], first - begins, stop - begins)
+                yield self.runs[i], first - begins, stop - begins
                 first, begins, i = stop, self.ends[i], i + 1
 
 
@@ -91,11 +86,12 @@ class Table:
         if isinstance(part, int):
             return None
         first, stop, _ = part.indices(len(self))
-        found, at = [], 0
+        found: list[Piece] = []
+        at = 0
         for run, a, b in self.pieces:
             low, high = max(first, at), min(stop, at + b - a)
             if run is not None and low < high:
-                found.append(Piece(run, a + low - at, a + high - at))
+                found.append((run, a + low - at, a + high - at))
             at += b - a
         return Table(found, sum(b - a for _, a, b in found))
 
@@ -190,10 +186,13 @@ class NodePool:
         """The longest known beginning of a chain; holds nothing."""
         found: list[Piece] = []
         n = 0
+        known = self._parts
         for piece in chain.pieces():
             run, start, stop = piece
+            if run not in known:
+                break
             at = start
-            for part in self._parts.get(run, ()):
+            for part in known[run]:
                 if part.start > at:
                     break
                 if part.stop > at:
@@ -202,7 +201,7 @@ class NodePool:
                         break
             if at < stop:
                 if at > start:
-                    found.append(Piece(run, start, at))
+                    found.append((run, start, at))
                     n += at - start
                 break
             found.append(piece)
@@ -294,16 +293,16 @@ class NodePool:
                 known = i < len(parts) and parts[i].start <= start
                 end = min(stop, parts[i].stop if known else parts[i].start if i < len(parts) else stop)
                 if known:
-                    pieces.append(Piece(None, start, end))
+                    pieces.append((None, start, end))
                 else:
                     last = pieces[-1] if pieces else None
                     before = parts[i - 1] if i else None
-                    if before is not None and before.stop == start and before.held == 1 and last is not None and last.run is run and last.stop == start:
+                    if before is not None and before.stop == start and before.held == 1 and last is not None and last[0] is run and last[2] == start:
                         before.stop = end  # nobody but this request holds what is before it
-                        pieces[-1] = Piece(run, last.start, end)
+                        pieces[-1] = run, last[1], end
                     else:
                         parts.insert(i, _Part(run, start, end, 1))
-                        pieces.append(Piece(run, start, end))
+                        pieces.append((run, start, end))
                 start = end
 
     def check(self, tables: Iterable[Table | Sequence[Piece]]) -> None:
@@ -313,17 +312,17 @@ class NodePool:
         for table in tables:
             unknown += table.blank if isinstance(table, Table) else 0
             for piece in table:
-                if piece.run is None:
-                    unknown += piece.stop - piece.start
+                if piece[0] is None:
+                    unknown += piece[2] - piece[1]
                 else:
-                    held.setdefault(piece.run, []).append(piece)
+                    held.setdefault(piece[0], []).append(piece)
         assert held.keys() <= self._parts.keys(), "a table holds what the pool does not know"
         idle = known = 0
         for run, parts in self._parts.items():
             assert parts and all(0 <= part.start < part.stop <= run.length for part in parts), "a part is empty, or longer than its run"
             assert all(a.stop <= b.start for a, b in zip(parts, parts[1:])), "parts overlap"
             for part in parts:
-                counts = {sum(piece.start <= block < piece.stop for piece in held.get(run, ())) for block in (part.start, part.stop - 1)}
+                counts = {sum(start <= block < stop for _, start, stop in held.get(run, ())) for block in (part.start, part.stop - 1)}
                 assert counts == {part.held}, f"blocks are held {part.held} times and stand in {counts} tables"
                 known += part.stop - part.start
                 idle += 0 if part.held else part.stop - part.start

@@ -21,14 +21,18 @@ class PoolIndex(KVIndex):
         self._engines, self._host, self._tiered = engines, tier, frozenset(tiered)
 
     def overlaps(self, hashes: Chain, workers: Iterable[str]) -> dict[str, Overlap]:
-        found = {}
+        found, in_tier = {}, {}
         first = hashes.runs[0]
         for name in workers:
             engine, device = self._engines[name], 0
             if any(scheduler.pool.has(first) for scheduler in engine.schedulers):
                 engine.settle()
                 device = max(len(scheduler.pool.find(hashes)) for scheduler in engine.schedulers)
-            host = self._host.find(hashes[device:]) if self._host is not None and name in self._tiered else 0
+            host = 0
+            if self._host is not None and name in self._tiered:
+                if device not in in_tier:
+                    in_tier[device] = self._host.find(hashes[device:])
+                host = in_tier[device]
             found[name] = Overlap(device, host)
         return found
 
