@@ -48,7 +48,8 @@ def chunk(new_tokens: int, prefix_tokens: int, index_topk: int) -> Work:
 class Decoding:
     """How many requests decode at once in a closed loop, as far as means tell.
 
-    A session is a cycle of a wait, an answer and a gap: decode_s / (decode_s + wait_s + gap_s) of its time it decodes.
+    A session is a cycle of a wait, an answer and a gap: decode_s / (decode_s + wait_s + gap_s) of its time it decodes, and sometimes with a few
+    subagents at once.
 
     Args:
         given: a preset.
@@ -58,14 +59,14 @@ class Decoding:
     def __init__(self, given: Mapping[str, Any], wait_s: float | None = None) -> None:
         fixed, workload = given["calibration"], given["workload"]
         self.output_tokens = workload["output_tokens"]
-        self.gap_s = workload["gap_s"][given["assumed"]["gap_cap_s"]]
+        self.gap_s, self.at_once = (workload[name][given["assumed"]["gap_cap_s"]] for name in ("gap_s", "at_once"))
         known_ms = fixed["retrieve_ms"] + sum(fixed["profile"]["ms"].values()) + fixed["transfer"]["ms"]
         self.wait_s = known_ms / 1e3 if wait_s is None else wait_s
 
     def requests(self, sessions: float, itl: float) -> float:
         """That decode at once, of all engines together; `itl` in seconds."""
         decode_s = self.output_tokens * itl
-        return sessions * decode_s / (decode_s + self.wait_s + self.gap_s)
+        return sessions * self.at_once * decode_s / (decode_s + self.wait_s + self.gap_s)
 
 
 def decoding(requests: float, context: int, index_topk: int) -> Work:
@@ -131,20 +132,26 @@ def fit_rack(machine: Machine, given: Mapping[str, Any] | None = None) -> Machin
 
 
 def _solve(machine: Machine, name: str, low: float, high: float, seconds: Callable[[Machine], float], target_s: float, source: str) -> Machine:
-    """The constant at which `seconds` is `target_s`, by halving; seconds rise or fall with it all the way."""
-    tiny = high * 1e-9
+    """The constant at which `seconds` is `target_s`: regula falsi (the Illinois way), over 1/x for a share, in which seconds are nearly straight."""
+    def at(x: float) -> Machine:
+        return machine.but("fitted", source, **{name: 1 / x if inverse else x})
 
-    def at(value: float) -> Machine:
-        return machine.but("fitted", source, **{name: value})
-
-    low = max(low, tiny)
-    rising = seconds(at(high)) > seconds(at(low))
-    if not min(seconds(at(low)), seconds(at(high))) <= target_s <= max(seconds(at(low)), seconds(at(high))):
+    inverse = name.endswith("_share")
+    a, b = (1 / high, 1 / low) if inverse else (max(low, high * 1e-9), high)
+    off_a, off_b = seconds(at(a)) - target_s, seconds(at(b)) - target_s
+    if off_a * off_b > 0:
         raise ValueError(f"{source}: no {name} from {low:g} to {high:g} explains {1e3 * target_s:g} ms")
-    for _ in range(50):
-        middle = (low + high) / 2
-        low, high = (middle, high) if (seconds(at(middle)) < target_s) == rising else (low, middle)
-    return at((low + high) / 2)
+    for _ in range(60):
+        x = (a * off_b - b * off_a) / (off_b - off_a)
+        off = seconds(at(x)) - target_s
+        if abs(off) < 1e-12 * target_s:
+            break
+        if off * off_b < 0:
+            a, off_a = b, off_b
+        else:
+            off_a /= 2
+        b, off_b = x, off
+    return at(x)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,134 @@
+"""Predictions that need the cluster: requests that queue, decoders that fill up, ranks that wait for each other.
+
+All are runs of one deployment, the preset's, with one thing changed each time; `Runs` keeps what has been run. The source names neither the traces it
+drew nor how many cold prompts came between them, so all here is of the public sessions, and of nothing else unless it says so.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from ..workload.traces import Session
+from .cluster import simulate
+from .deployment import Deployment
+from .prediction import Prediction, shown
+
+__all__ = ["CLUSTER", "POINTS", "Runs", "at_bar", "budget", "headline", "ratios", "together_or_apart", "wide"]
+
+BAR = 100.0  # E2E tok/s per user
+POINTS = {4: (42, 64, 66, 96), 3: (48, 72, 96), 2: (32, 64)}  # decoders for one prefill group: the sessions that the source's chart labels
+GAP_CAPS_S = (10, 30, 60, 300)
+COLD = {"cold_per_s": 0.1, "cold_tokens": 100_000, "cold_output_tokens": 500}  # an example: nobody said how many, or how long
+
+
+class Runs:
+    """Runs of a deployment under a loop; equal ones once.
+
+    Args:
+        deployment, loop: of no changes.
+        faster: every run has this share of the loop's time; 1 for the table.
+        progress: told of each run that begins.
+    """
+
+    def __init__(self, deployment: Callable[..., Deployment], loop: Callable[..., dict[str, Any]], sessions: Sequence[Session], *, faster: float = 1.0,
+                 progress: Callable[[str], None] = lambda what: None) -> None:
+        self.deployment, self.loop, self.sessions, self.faster, self.progress = deployment, loop, sessions, faster, progress
+        self._done: dict[str, Mapping[str, float | None]] = {}
+
+    def __call__(self, changes: Mapping[str, Any] | None = None, **loop: Any) -> Mapping[str, float | None]:
+        """The metrics of one run, see `workload.report`; `changes` of the deployment, and of the loop."""
+        what = ", ".join(f"{name}={value}" for name, value in {**(changes or {}), **loop}.items()) or "the headline"
+        if what not in self._done:
+            self.progress(what)
+            asked = self.loop(**loop)
+            asked |= {name: asked[name] * self.faster for name in ("duration_s", "warm_s")}
+            self._done[what] = simulate(self.deployment(**(changes or {})), self.sessions, **asked).metrics
+        return self._done[what]
+
+
+def headline(runs: Runs) -> Iterator[Prediction]:
+    """One DEP8 group, four TP4 decoders, 66 sessions. What a user gets follows from prefill (a queue, a chunk of a lockstep group, a transfer) and
+    from the decoders' latency at the batch that results; how much all get, from how long sessions stay away between requests."""
+    variants = {f"gaps of up to {cap} s": runs(gap_cap_s=float(cap)) for cap in GAP_CAPS_S[1:]}
+    variants |= {"another seed": runs(seed=1), "gaps no longer than the time between starts": runs(gaps="bounded"),
+                 "a cold prompt of 100,000 tokens each 10 s": runs(**COLD)}
+    found = runs()
+    asked = (("c66_tok_s_user", "speed for a user, 66 sessions, 1:4", "tok/s", 101, "e2e_tok_s_user",
+              f"a mean over requests; over their time {shown(found['e2e_tok_s_user_pooled'])}"),
+             ("c66_tok_s_gpu", "output per GPU", "tok/s per GPU", 100, "output_tok_s_gpu",
+              f"answers here have {shown(found['output_tokens_mean'])} tokens in the mean; the whole public set of 739 sessions has 446"),
+             ("c66_in_flight", "requests in flight", "requests", 23.8, "in_flight_mean", f"of 66 sessions, with gaps of up to {GAP_CAPS_S[0]} s"))
+    for claim, what, unit, reported, metric, note in asked:
+        yield Prediction(claim=claim, what=what, unit=unit, reported=reported, predicted=found[metric], within=0.10, label="simulated", note=note,
+                         spread={name: one[metric] for name, one in variants.items()})
+
+
+def at_bar(points: Sequence[tuple[float, float]], bar: float = BAR) -> float | None:
+    """Sessions at which the speed for a user is `bar`, between points (sessions, speed) in a straight line; None: no two points enclose it."""
+    points = sorted(points)
+    for (fewer, faster), (more, slower) in zip(points, points[1:]):
+        if faster >= bar > slower:
+            return fewer + (faster - bar) / (faster - slower) * (more - fewer)
+    return None
+
+
+def ratios(runs: Runs) -> Iterator[Prediction]:
+    """Which number of decoders serves most sessions of one prefill group at 100 tok/s, from the points that the source's chart labels. More
+    decoders make batches smaller and tokens quicker, until the prefill group is the one that is too slow."""
+    sessions = {}
+    for decoders, labelled in POINTS.items():
+        sessions[decoders] = at_bar([(count, runs({"decoders": decoders}, concurrency=count)["e2e_tok_s_user"]) for count in labelled]) or 0.0
+    best = max(sessions, key=sessions.__getitem__)
+    note = "sessions at the bar: " + ", ".join(f"1:{decoders} {shown(count)}" for decoders, count in sessions.items())
+    yield Prediction(claim="best_ratio", what="ratio that serves most sessions at 100 tok/s", unit="", reported="1:4", predicted=f"1:{best}",
+                     label="simulated", note=note)
+    yield Prediction(claim="c66_sessions", what="sessions at 100 tok/s on 1:4", unit="sessions", reported=66, predicted=sessions[4], label="simulated",
+                     note="reported: 66 at 101 tok/s")
+
+
+def budget(runs: Runs) -> Iterator[Prediction]:
+    """Prefill steps of 8,192 tokens a rank against 4,096. A request that comes during a step waits for its end, and a rank without much to do waits
+    for the rank that has a full chunk; both are half as long with half the budget."""
+    small, large = runs(), runs({"max_num_batched_tokens": 8192})
+    for claim, metrics, reported, tokens in (("queue_wait_8k_ms", large, 550, "8K"), ("queue_wait_4k_ms", small, 110, "4K")):
+        yield Prediction(claim=claim, what=f"median prefill queue wait, {tokens} tokens a step", unit="ms", reported=reported,
+                         predicted=1e3 * metrics["queue_s_p50"], within=0.30, label="simulated",
+                         note="the source's load in this run was not said; 66 sessions here")
+    cut = {how: _cut(large[f"ttft_s_{how}"], small[f"ttft_s_{how}"]) for how in ("p50", "mean")}
+    yield Prediction(claim="ttft_cut_4k", what="cut of the median time to first token, 8K to 4K", unit="of it", reported=0.20, predicted=cut["p50"],
+                     within=0.30, label="simulated", note=f"of the mean {cut['mean']:.2f}")
+    yield Prediction(claim="queue_wait_cut", what="cut of the median queue wait, 8K to 4K", unit="of it", reported=0.80, label="simulated",
+                     predicted=_cut(large["queue_s_p50"], small["queue_s_p50"]), within=0.30)
+
+
+def together_or_apart(runs: Runs) -> Iterator[Prediction]:
+    """P90 of the requests' inter-token latencies on 24 GPUs, prefill apart against engines that do both. There a stream stands still while a chunk of
+    someone's prompt is computed: briefly on TP4, where four GPUs share a chunk, long on DEP8, where one GPU has it and seven wait."""
+    apart = runs()["itl_s_p90"]
+    cuts = {}
+    for name, engines in (("TP4", 6), ("TP8", 3), ("DEP8", 3)):
+        cuts[name] = _cut(runs({"topology": name, "engines": engines})["itl_s_p90"], apart)
+    yield Prediction(claim="pd_p90_itl_cut", what="cut of p90 inter-token latency by splitting, against six TP4 engines", unit="of it", reported=0.40,
+                     predicted=cuts["TP4"], label="simulated", note="what the source split was not said; against three TP8 or DEP8: "
+                     f"{cuts['TP8']:.2f}, {cuts['DEP8']:.2f}")
+
+
+def wide(runs: Runs) -> Iterator[Prediction]:
+    """One DEP16 prefill group against two DEP8, twice the headline's sessions and decoders: time until the first token. A rank waits in each step for the
+    slowest of sixteen instead of eight, and gets requests of both groups."""
+    doubled = {"decoders": 8}
+    one = runs({**doubled, "prefill": "DEP16"}, concurrency=132)
+    two = runs({**doubled, "prefills": 2}, concurrency=132)
+    ratios = {how: one[f"ttft_s_{how}"] / two[f"ttft_s_{how}"] for how in ("mean", "p50")}
+    yield Prediction(claim="dep16_over_2x_dep8", what="time of one DEP16 over two DEP8, mean time to first token", unit="times", reported=1.179,
+                     predicted=ratios["mean"], within=0.05 / 1.179, label="simulated",
+                     note=f"what took longer was not said; of the median {ratios['p50']:.2f}. Saturated groups, whose ranks all have full chunks, "
+                          "differ by little")
+
+
+def _cut(before: float, after: float) -> float:
+    """Part of it that is gone; 0 of nothing."""
+    return 1 - after / before if before else 0.0
+
+
+CLUSTER: tuple[Callable[[Runs], Iterator[Prediction]], ...] = (headline, ratios, budget, together_or_apart, wide)
