@@ -115,8 +115,9 @@ def shown(widget):
     if tokens.endswith("million"):  # zeros at the end are left out
         amount = tokens.split("\u00a0")[0]
         tokens = (f"{float(amount):g}" if float(amount.replace(",", "")) < 999.5 else amount) + "\u00a0million"
-    itl = {"TP4": "6.08", "TP8": "6.74", "DEP8": "8.48", "TP8+DCP4": "14.02"}.get(widget.topology) if widget.model == "GLM-5.3" else None
-    return [left, "1 copy" if now.copies == 1 else f"{now.copies} copies", tokens, f"{itl}\u00a0ms" if itl else "–"]
+    tables = widget.tables
+    itl = {**tables["simulated_ms"], **tables["reported"]["itl_ms"]}.get(widget.topology) if widget.model == "GLM-5.3" else None
+    return [left, "1 copy" if now.copies == 1 else f"{now.copies} copies", tokens, f"{itl:.2f}\u00a0ms" if itl else "–"]
 
 
 @pytest.mark.parametrize("width", [1280, 390, 360])

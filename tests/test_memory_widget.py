@@ -12,7 +12,7 @@ traitlets = pytest.importorskip("traitlets", reason="pip install -c constraints.
 pytest.importorskip("anywidget", reason="pip install -c constraints.txt -e .[book]")
 
 from minwidgets import MemoryLadder  # noqa: E402
-from minwidgets.memory_ladder import AMOUNTS, CHOICES, COUNTS, MODELS, REPORTED, TABLES, TOPOLOGIES, missing_bytes  # noqa: E402
+from minwidgets.memory_ladder import AMOUNTS, CHOICES, COUNTS, FITTED, MODELS, REPORTED, TABLES, TOPOLOGIES, missing_bytes  # noqa: E402
 from minwidgets.modules import bundle  # noqa: E402
 from minwidgets.page_widget import VIEW_MIME  # noqa: E402
 
@@ -34,6 +34,17 @@ def test_reported_figures_are_the_claims():
               **{f"itl_{name.lower().replace('+', '_')}_ms": ms for name, ms in REPORTED["itl_ms"].items()}}
     assert {name: (claims[name]["value"], claims[name]["label"]) for name in stated} == {name: (value, "reported") for name, value in stated.items()}
     assert missing_bytes() == pytest.approx(untouched_state(1.63 / 1.09) - 21 * 132 / 78, rel=1e-9)
+
+
+def test_simulated_times_are_the_simulators_and_agree_where_they_were_fitted():
+    from minengine.simulate.machine import machine
+    from minengine.simulate.prime_steady import dcp_itl_ms, itl_ms
+    from minengine.simulate.rack_fit import preset
+
+    rack, given = machine("gb200-nvl72"), preset()
+    found = {**{name: itl_ms(rack, given, name) for name in ("TP4", "TP8", "TEP8", "DEP8")}, "TP8+DCP4": dcp_itl_ms(rack, given)}
+    assert TABLES["simulated_ms"] == {name: round(ms, 2) for name, ms in found.items()}
+    assert {name: TABLES["simulated_ms"][name] for name in FITTED} == {name: REPORTED["itl_ms"][name] for name in FITTED}
 
 
 def test_tables_are_the_arithmetics():
@@ -108,7 +119,7 @@ def test_a_view_says_in_words_what_it_shows():
     data, metadata = MemoryLadder()._repr_mimebundle_()
     assert VIEW_MIME in data and metadata[VIEW_MIME]["minwidget"] == data["text/plain"]
     for text in ("Of 198.7 GB a card, 113.8 are weights, 0.4 buffers, 32.5 all else (reasoned); 52.0 GB are left for a cache",
-                 "DEP8 19,528,430 tokens (GPUs: 8, copies of a row: 1)", "11 sessions of 146,000 tokens"):
+                 "DEP8 19,528,430 tokens (GPUs: 8, copies of a row: 1, a token 8.48 ms reported, a token 8.48 ms simulated)", "11 sessions of 146,000 tokens"):
         assert text in data["text/plain"]
     assert "GB are missing" in MemoryLadder(topology="TP1")._in_words()
 

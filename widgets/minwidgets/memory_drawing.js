@@ -51,7 +51,7 @@ export function ladderDrawing(parent, say) {
 
   function groupPanel({ compared }, chosen, reported, left, top, width) {
     const scale = width / Math.max(1, ...compared.map(({ tokens }) => tokens), ...Object.values(reported));
-    text("group-title", "ml-title", left, top + 12, "Tokens that the group caches; times as reported");
+    text("group-title", "ml-title", left, top + 12, "Tokens cached by the group; time of a token");
     compared.forEach((one, i) => {
       const y = top + TITLE + i * TOPOLOGY;
       const kind = one.name === chosen ? "ml-name" : "ml-other";

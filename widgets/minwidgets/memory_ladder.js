@@ -25,7 +25,15 @@ function render({ model, el }) {
   const { drafts, change, resetButton, watch } = binding(model, FIELDS, () => update());
   const state = () => Object.fromEntries(FIELDS.map((field) => [field, model.get(field)]));
   const theirModel = () => model.get("model") === source.model;
-  const tokenTime = (name) => (theirModel() && reported.itl_ms[name] ? `${reported.itl_ms[name].toFixed(2)} ms a token` : "");
+  /** The time of a token: as reported, and as the simulator has it. */
+  function timesOf(name) {
+    const [stated, simulated] = theirModel() ? [reported.itl_ms[name], tables.simulated_ms[name]] : [];
+    return { stated: stated && `${stated.toFixed(2)}\u00a0ms`, simulated: simulated && `${simulated.toFixed(2)}\u00a0ms` };
+  }
+  function tokenTime(name) {
+    const { stated, simulated } = timesOf(name);
+    return stated ? `${stated} reported` : simulated ? `${simulated} simulated` : "";
+  }
 
   const heading = make("p", { class: "rb-heading" });
   const frame = make("div", { class: "rb-drawing" });
@@ -79,17 +87,20 @@ function render({ model, el }) {
   const from = make("p", { class: "rb-fine" });
   const terms = make("p", { class: "rb-fine" }, "Weights are counted by the engine’s own rule from config.json, of the card that has most. Buffers hold " +
     "what the experts of a card may have to take in and give back in one step, whoever chooses them. Scales of whole tensors, and a layer for " +
-    "drafting tokens, are left out. Times of a token are the source’s means at 64 sessions; with DCP, of a run by itself.");
+    "drafting tokens, are left out. Times of a token are means at 64 sessions on GB200, with DCP of a run by itself; " +
+    "simulated ones follow from the costs of a step, solved from those of TP4 and DEP8.");
 
   // --- the same in a table
   const columns = ["topology", "GPUs", "copies", "experts", "attention", "other weights", "buffers", "everything else", "left for the cache", "tokens",
-    "sessions"];
+    "sessions", "a token, reported", "a token, simulated"];
   const table = tableBelow("Every topology in a table, bytes of a card", columns);
   function fill(compared) {
     table.body.replaceChildren(...compared.map((one) => {
       const weights = Object.keys(GROUPS).map((group) => one.weights[group]);
       const cells = [one.gpus, one.copies, ...weights, one.buffers, one.beside, one.left, one.tokens, one.sessions];
-      return make("tr", {}, make("th", { scope: "row" }, spokenTopology(one.name)), ...cells.map((cell) => make("td", {}, thousands(cell))));
+      const { stated = "", simulated = "" } = timesOf(one.name);
+      return make("tr", {}, make("th", { scope: "row" }, spokenTopology(one.name)),
+        ...[...cells.map(thousands), stated, simulated].map((cell) => make("td", {}, cell)));
     }));
   }
 
@@ -137,9 +148,10 @@ function render({ model, el }) {
     stats.copies.detail.textContent = `on ${cardsOf(chosen)}; a token is ${thousands(chosen.token)} bytes`;
     stats.tokens.value.textContent = short ? "none" : spokenTokens(chosen.tokens);
     stats.tokens.detail.textContent = `${thousands(chosen.sessions)} sessions of ${thousands(now.session_tokens)}`;
-    const itl = theirModel() && reported.itl_ms[chosen.name];
-    stats.itl.value.textContent = itl ? `${itl.toFixed(2)}\u00a0ms` : "–";
-    stats.itl.detail.textContent = itl ? "reported, GB200" : "not reported";
+    const { stated: itl, simulated } = timesOf(chosen.name);
+    const beside = tables.fitted.includes(chosen.name) ? "; the simulator is fitted to it" : simulated ? `; simulated ${simulated}` : "";
+    stats.itl.value.textContent = itl || simulated || "–";
+    stats.itl.detail.textContent = itl ? `reported, GB200${beside}` : simulated ? "simulated, GB200; not reported" : "not known here";
     why.textContent = tellWhy(result);
     theirs.textContent = tellTheirs(result, now);
     const here = now.card === source.card;

@@ -18,6 +18,9 @@ from minengine.arithmetic import (CARDS, Card, Ladder, expert_buffer_bytes, kv_c
 from minengine.arithmetic import indexer_bytes as key_bytes
 from minengine.arithmetic.memory import SOURCE_CARD, SOURCE_MODEL, SOURCE_TOKENS
 from minengine.config import ConfigError, model_config
+from minengine.simulate.machine import machine
+from minengine.simulate.prime_steady import dcp_itl_ms, itl_ms
+from minengine.simulate.rack_fit import preset
 
 from .modules import bundle, styles
 from .page_widget import PageWidget, between, within
@@ -45,12 +48,20 @@ REPORTED = {  # claims tokens_fp8, tokens_nvfp4, dep8_over_tep8_prefix, itl_tp4_
     "times": 5,
     "itl_ms": {"TP4": 6.08, "TP8": 6.74, "DEP8": 8.48, "TP8+DCP4": 14.02},
 }
+FITTED = ("TP4", "DEP8")  # whose reported times the simulator's constants were solved from
 
 
 def missing_bytes() -> float:
     """Bytes a token and layer that rows and indexer keys leave unexplained between the two reported capacities."""
     before, after = REPORTED["tokens"].values()
     return untouched_state(after / before) - layer_kinds()["full"] * key_bytes("nvfp4_fp8_ds_mla").total / SOURCE_MODEL.num_hidden_layers
+
+
+def simulated_ms() -> dict[str, float]:
+    """Mean time of a decoded token of GLM-5.3 by topology, at the source's 64 sessions on GB200, by the simulator's costs."""
+    rack, given = machine("gb200-nvl72"), preset()
+    alike = {name: itl_ms(rack, given, name) for name in TOPOLOGIES[GLM] if topology(name).gpus > 1 and topology(name).context == 1}
+    return {**alike, "TP8+DCP4": dcp_itl_ms(rack, given)}
 
 
 def on_a_card(name: str, model: str) -> dict[str, Any]:
@@ -74,6 +85,8 @@ TABLES = {
     "limits": {name: list(pair) for name, pair in {**COUNTS, **AMOUNTS}.items()},
     "source": {"model": GLM, "topology": "TP4", "card": SOURCE_CARD, "row": "fp8", "tokens": SOURCE_TOKENS, "missing": missing_bytes()},
     "reported": REPORTED,
+    "simulated_ms": {name: round(ms, 2) for name, ms in simulated_ms().items()},
+    "fitted": list(FITTED),
 }
 
 
@@ -157,7 +170,12 @@ class MemoryLadder(PageWidget):
             return f"Memory ladder: {error}"
         now = compared[self.topology]
         left = f"{now.left_bytes / GB:.1f} GB are left for a cache" if now.left_bytes >= 0 else f"{-now.left_bytes / GB:.1f} GB are missing"
-        told = "; ".join(f"{name} {one.tokens:,} tokens (GPUs: {one.gpus}, copies of a row: {one.copies})" for name, one in compared.items())
+        def said(name: str, one: Ladder) -> str:
+            known = {"reported": REPORTED["itl_ms"], "simulated": TABLES["simulated_ms"]} if self.model == GLM else {}
+            times = [f"a token {ms[name]:.2f} ms {label}" for label, ms in known.items() if name in ms]
+            return f"{name} {one.tokens:,} tokens ({', '.join([f'GPUs: {one.gpus}', f'copies of a row: {one.copies}', *times])})"
+
+        told = "; ".join(said(*one) for one in compared.items())
         return (f"Memory ladder: {self.model} on {self.memory.name}, {self.topology}. Of {now.hbm_bytes / GB:.1f} GB a card, "
                 f"{now.weight_bytes / GB:.1f} are weights, {now.buffer_bytes / GB:.1f} buffers, {now.beside_bytes / GB:.1f} all else "
                 f"({now.beside_label}); {left}. "
