@@ -156,7 +156,7 @@ class Cluster:
     def _arrives(self, turn: Turn) -> None:
         if turn.cold:
             self._next_cold()
-        flight = Flight.of(len(self.flights), turn, self.agenda.now, *self.cutter.runs(turn.session, turn.request))
+        flight = Flight.of(len(self.flights), turn, self.agenda.now, *self.cutter.runs(turn.session, turn.request, turn.cold))
         self.flights.append(flight)
         self.under_way += 1
         self._note("arrives", flight)
@@ -191,7 +191,7 @@ class Cluster:
         flight = request.flight
         self._note("first token", flight)
         self.router.prefilled(request.request_id)
-        flight.cached, flight.given, flight.loaded, flight.computed = request.num_cached_tokens, request.base, request.num_loaded_tokens, request.computed
+        flight.cached, flight.given, flight.loaded, flight.computed = request.num_cached_tokens, request.base, request.loaded, request.computed
         if request.hold:
             self.agenda.news(self.agenda.now + self._hand_over[flight.prefill], self._hand_over_to, flight)
 
@@ -215,8 +215,11 @@ class Cluster:
     def _follow(self, flight: Flight) -> None:
         """What its end, a moment ago, sets free."""
         self.under_way -= 1
+        ended = self.loop.sessions_ended
         for delay_s, turn in self.loop.ended(flight.turn):
             self._begins(self.agenda.now, delay_s, turn)
+        if self.loop.sessions_ended > ended:
+            self.cutter.forget(flight.turn.session)
         self._dispatch()
 
     def _tell_lengths(self) -> None:

@@ -94,56 +94,74 @@ class Paths:
     def __init__(self, session: Session, block_size: int) -> None:
         requests = [request for agent in session.agents for request in agent]
         self.lengths, paths = cut([block_ids(request, block_size) for request in requests])
-        self.ends = {path: list(accumulate(self.lengths[i] for i in path)) for path in set(paths)}
+        self.ends = {path: (*accumulate(self.lengths[i] for i in path), ENDLESS) for path in set(paths)}
         self.path_of = {id(request): path for request, path in zip(requests, paths)}
         self.session = session  # kept alive with its requests, which are known by identity
+        self.copies = 0  # that are live, or are about to be
 
 
 class Cutter:
-    """Gives each request of each live copy its runs. Sessions are cut as they are taken from what `tapped` returns."""
+    """Gives each request of each live copy its runs. Sessions are cut when they are taken from what `tapped` returns, one for each copy, and
+    forgotten with their last one."""
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
         self._paths: dict[int, Paths] = {}  # by the identity of a request
         self._known: dict[int, Paths] = {}  # by that of a session
-        self._runs: dict[str, dict[int, Run]] = {}  # of each copy, by number
+        self._copies: dict[str, tuple[Paths, dict[int, Run]]] = {}  # and its runs, by number
 
     def tapped(self, sessions: Iterable[Session]) -> Iterable[Session]:
         """The same sessions, for a ClosedLoop to take: a sequence stays one."""
-        return _Tapped(sessions, self) if isinstance(sessions, Sequence) else self._tap(sessions)
+        return _TappedSequence(sessions, self) if isinstance(sessions, Sequence) else _Tapped(sessions, self)
 
-    def _tap(self, sessions: Iterable[Session]) -> Iterator[Session]:
-        for session in sessions:
-            self.take(session)
-            yield session
-
-    def take(self, session: Session) -> None:
-        if id(session) not in self._known:
+    def take(self, session: Session) -> Session:
+        paths = self._known.get(id(session))
+        if paths is None:
             paths = self._known[id(session)] = Paths(session, self.block_size)
             self._paths.update(dict.fromkeys(paths.path_of, paths))
+        paths.copies += 1
+        return session
 
-    def runs(self, copy: str, request: TraceRequest) -> tuple[tuple[Run, ...], tuple[int, ...]]:
-        """The path of a request of that copy, and before which block each of its runs ends; a last one is for its own output."""
-        paths = self._paths.get(id(request))
-        if paths is None:  # of no session: nobody else has any of it
+    def runs(self, copy: str, request: TraceRequest, alone: bool = False) -> tuple[tuple[Run, ...], tuple[int, ...]]:
+        """The path of a request of that copy, and before which block each of its runs ends; a last one is for its own output.
+
+        Args:
+            alone: it is of no session, and nobody else has any of it.
+        """
+        if alone:
             full = request.input_tokens // self.block_size
             return ((Run(full), Run(ENDLESS)), (full, ENDLESS)) if full else ((Run(ENDLESS),), (ENDLESS,))
+        if copy not in self._copies:
+            self._copies[copy] = self._paths[id(request)], {}
+        paths, known = self._copies[copy]
         path = paths.path_of[id(request)]
-        known = self._runs.setdefault(copy, {})
         runs = []
         for number in path:
             run = known.get(number)
             if run is None:
                 run = known[number] = Run(paths.lengths[number])
             runs.append(run)
-        return (*runs, Run(ENDLESS)), (*paths.ends[path], ENDLESS)
+        return (*runs, Run(ENDLESS)), paths.ends[path]
 
     def forget(self, copy: str) -> None:
-        """That copy asks no more."""
-        self._runs.pop(copy, None)
+        """That copy has ended."""
+        paths, _ = self._copies.pop(copy)
+        paths.copies -= 1
+        if not paths.copies:
+            del self._known[id(paths.session)]
+            for request in paths.path_of:
+                del self._paths[request]
 
 
-class _Tapped(Sequence[Session]):
+class _Tapped:
+    def __init__(self, sessions: Iterable[Session], cutter: Cutter) -> None:
+        self._sessions, self._cutter = sessions, cutter
+
+    def __iter__(self) -> Iterator[Session]:
+        return map(self._cutter.take, self._sessions)
+
+
+class _TappedSequence(Sequence[Session]):
     def __init__(self, sessions: Sequence[Session], cutter: Cutter) -> None:
         self._sessions, self._cutter = sessions, cutter
 
@@ -151,6 +169,4 @@ class _Tapped(Sequence[Session]):
         return len(self._sessions)
 
     def __getitem__(self, i: int) -> Session:
-        session = self._sessions[i]
-        self._cutter.take(session)
-        return session
+        return self._cutter.take(self._sessions[i])

@@ -60,7 +60,7 @@ class SimRequest(Request):
         resumed: output tokens that come with it, all stamped in `timeline`.
     """
 
-    __slots__ = ("runs", "ends", "flight", "base", "computed", "num_loaded_tokens")
+    __slots__ = ("runs", "ends", "flight", "base", "computed", "loaded")
 
     def __init__(self, request_id: str, prompt_tokens: int, output_tokens: int, runs: tuple[Run, ...], ends: tuple[int, ...], timeline: Timeline, *,
                  flight: Any = None, hold: bool = False, source: Any = None, resumed: int = 0) -> None:
@@ -79,7 +79,7 @@ class SimRequest(Request):
         self.hold, self.source, self.may_load = hold, source, True
         self.base: int | None = None  # tokens that it had rows of when it was last admitted
         self.computed = 0  # since then
-        self.num_loaded_tokens = 0  # of those that it had, from a tier
+        self.loaded = 0  # of those that it had, from a tier
 
     def hashes(self, num_blocks: int, block_size: int) -> Chain:
         return Chain(self.runs, self.ends, 0, num_blocks)
@@ -91,7 +91,7 @@ class SimRequest(Request):
         self.computed += tokens
 
     def preempted(self) -> None:
-        self.base, self.num_loaded_tokens = None, 0
+        self.base, self.loaded = None, 0
 
     def check(self) -> None:
         """Raise AssertionError unless what it has rows of is what was given to it and what was computed for it."""

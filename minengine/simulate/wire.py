@@ -143,5 +143,5 @@ class Wire:
         now = self.agenda.now
         if request.source is None:
             request.timeline.polled_s = request.timeline.handed_off_s = now
-            request.num_loaded_tokens = num_blocks * self.scheduler.pool.block_size
+            request.loaded = num_blocks * self.scheduler.pool.block_size
         self.scheduler.landed(request, num_blocks, now)

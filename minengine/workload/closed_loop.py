@@ -181,7 +181,7 @@ def _demand(ok: bool, message: str) -> None:
 
 def _in_seeded_order(sessions: Sequence[Session], rng: Random) -> Iterator[Session]:
     while sessions:
-        draws = [rng.random() for _ in sessions]
+        draws = [rng.random() for _ in range(len(sessions))]  # a loop over them would read each
         for i in sorted(range(len(draws)), key=draws.__getitem__):
             yield sessions[i]
 
