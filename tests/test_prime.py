@@ -115,9 +115,18 @@ def sessions(tmp_path_factory):
     return [one for path in sorted(folder.glob("*.json")) for one in read_agentx(path)]
 
 
+def test_what_is_replayed_has_the_means_of_the_whole_set_and_the_gaps_that_were_recorded(sessions):
+    found, workload = prime.replayed(sessions), GIVEN["workload"]
+    requests = [request for session in found for request in session.requests]
+    for name in ("input_tokens", "output_tokens"):
+        assert sum(getattr(one, name) for one in requests) / len(requests) == pytest.approx(workload[name], rel=1e-3)
+    assert [one.think_time_s for one in requests] == [one.think_time_s for session in sessions for one in session.requests]
+
+
 def test_every_figure_of_the_cluster_comes_from_runs_of_the_headline_with_one_change_and_equal_runs_once(sessions):
     began = []
-    runs = Runs(prime.deployment, lambda **changes: {**prime.loop(**changes), "concurrency": 5}, sessions, faster=0.01, progress=began.append)
+    runs = Runs(prime.deployment, lambda **changes: {**prime.loop(**changes), "concurrency": 5}, prime.replayed(sessions), recorded=sessions,
+                faster=0.01, progress=began.append)
     found = [one for figures in CLUSTER for one in figures(runs)]
     reported_as_registered(found)
     assert all(one.label == "simulated" for one in found)

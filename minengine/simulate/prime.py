@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from ..config import ConfigError
+from ..workload.scaling import scaled
+from ..workload.stats import mean
 from ..workload.traces import Session
 from .deployment import Deployment
 from .prediction import Prediction, table
 from .rack_fit import preset
 
-__all__ = ["deployment", "loop", "main", "predictions"]
+__all__ = ["deployment", "loop", "main", "predictions", "replayed"]
 
 
 def deployment(given: Mapping[str, Any] | None = None, **changes: Any) -> Deployment:
@@ -30,12 +32,20 @@ def loop(given: Mapping[str, Any] | None = None, **changes: Any) -> dict[str, An
     return {"gap_cap_s": float(given["assumed"]["gap_cap_s"]), **given["loop"], **changes}
 
 
+def replayed(sessions: Sequence[Session], given: Mapping[str, Any] | None = None) -> list[Session]:
+    """The sessions with prompts and answers scaled, each by one factor, to the preset's mean lengths: a few sessions stand for a set that is longer."""
+    workload = (preset() if given is None else given)["workload"]
+    requests = [request for session in sessions for request in session.requests]
+    scale, output_scale = (workload[name] / mean(getattr(request, name) for request in requests) for name in ("input_tokens", "output_tokens"))
+    return [scaled(session, scale, session.block_size, output_scale) for session in sessions]
+
+
 def predictions(given: Mapping[str, Any] | None = None, *, sessions: Sequence[Session] | None = None, faster: float = 1.0,
                 progress: Callable[[str], None] = lambda what: None) -> Iterator[Prediction]:
     """All of them, those first that need no cluster.
 
     Args:
-        sessions: that are replayed; None leaves out what needs them.
+        sessions: as recorded; None leaves out what needs them.
         faster: share of the loop's time that each run has.
     """
     from .prime_steady import steady
@@ -46,7 +56,8 @@ def predictions(given: Mapping[str, Any] | None = None, *, sessions: Sequence[Se
         return
     from .prime_cluster import CLUSTER, Runs
 
-    runs = Runs(lambda **changes: deployment(given, **changes), lambda **changes: loop(given, **changes), sessions, faster=faster, progress=progress)
+    runs = Runs(lambda **changes: deployment(given, **changes), lambda **changes: loop(given, **changes), replayed(sessions, given), recorded=sessions,
+                faster=faster, progress=progress)
     for figures in CLUSTER:
         yield from figures(runs)
 

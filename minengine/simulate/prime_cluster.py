@@ -1,7 +1,7 @@
 """Predictions that need the cluster: requests that queue, decoders that fill up, ranks that wait for each other.
 
-All are runs of one deployment, the preset's, with one thing changed each time; `Runs` keeps what has been run. The source names neither the traces it
-drew nor how many cold prompts came between them, so all here is of the public sessions, and of nothing else unless it says so.
+All are runs of one deployment, the preset's, with one thing changed each time; `Runs` keeps what has been run. Replayed are public sessions, scaled to the
+mean lengths of the set that they are from. The source had cold prompts between its sessions too, and did not say how many: there are none here.
 """
 from __future__ import annotations
 
@@ -25,24 +25,26 @@ class Runs:
     """Runs of a deployment under a loop; equal ones once.
 
     Args:
-        deployment, loop: of no changes.
+        deployment, loop: with the changes that they are given.
+        sessions, recorded: that are replayed, and the same with the lengths that they were recorded with.
         faster: every run has this share of the loop's time; 1 for the table.
         progress: told of each run that begins.
     """
 
-    def __init__(self, deployment: Callable[..., Deployment], loop: Callable[..., dict[str, Any]], sessions: Sequence[Session], *, faster: float = 1.0,
-                 progress: Callable[[str], None] = lambda what: None) -> None:
-        self.deployment, self.loop, self.sessions, self.faster, self.progress = deployment, loop, sessions, faster, progress
+    def __init__(self, deployment: Callable[..., Deployment], loop: Callable[..., dict[str, Any]], sessions: Sequence[Session], *, recorded: Sequence[Session],
+                 faster: float = 1.0, progress: Callable[[str], None] = lambda what: None) -> None:
+        self.deployment, self.loop, self.sessions, self.recorded, self.faster, self.progress = deployment, loop, sessions, recorded, faster, progress
         self._done: dict[str, Mapping[str, float | None]] = {}
 
-    def __call__(self, changes: Mapping[str, Any] | None = None, **loop: Any) -> Mapping[str, float | None]:
+    def __call__(self, changes: Mapping[str, Any] | None = None, *, as_recorded: bool = False, **loop: Any) -> Mapping[str, float | None]:
         """The metrics of one run, see `workload.report`; `changes` of the deployment, and of the loop."""
         what = ", ".join(f"{name}={value}" for name, value in {**(changes or {}), **loop}.items()) or "the headline"
+        what += " with lengths as recorded" if as_recorded else ""
         if what not in self._done:
             self.progress(what)
             asked = self.loop(**loop)
             asked |= {name: asked[name] * self.faster for name in ("duration_s", "warm_s")}
-            self._done[what] = simulate(self.deployment(**(changes or {})), self.sessions, **asked).metrics
+            self._done[what] = simulate(self.deployment(**(changes or {})), self.recorded if as_recorded else self.sessions, **asked).metrics
         return self._done[what]
 
 
@@ -50,13 +52,14 @@ def headline(runs: Runs) -> Iterator[Prediction]:
     """One DEP8 group, four TP4 decoders, 66 sessions. What a user gets follows from prefill (a queue, a chunk of a lockstep group, a transfer) and
     from the decoders' latency at the batch that results; how much all get, from how long sessions stay away between requests."""
     variants = {f"gaps of up to {cap} s": runs(gap_cap_s=float(cap)) for cap in GAP_CAPS_S[1:]}
-    variants |= {"another seed": runs(seed=1), "gaps no longer than the time between starts": runs(gaps="bounded"),
+    variants |= {"lengths as recorded": runs(as_recorded=True), "another seed": runs(seed=1),
+                 "gaps no longer than the time between starts": runs(gaps="bounded"),
                  "a cold prompt of 100,000 tokens each 10 s": runs(**COLD)}
     found = runs()
     asked = (("c66_tok_s_user", "speed for a user, 66 sessions, 1:4", "tok/s", 101, "e2e_tok_s_user",
               f"a mean over requests; over their time {shown(found['e2e_tok_s_user_pooled'])}"),
              ("c66_tok_s_gpu", "output per GPU", "tok/s per GPU", 100, "output_tok_s_gpu",
-              f"answers here have {shown(found['output_tokens_mean'])} tokens in the mean; the whole public set of 739 sessions has 446"),
+              f"of {shown(found['requests'])} requests, {shown(found['input_tokens_mean'])} and {shown(found['output_tokens_mean'])} tokens in the mean"),
              ("c66_in_flight", "requests in flight", "requests", 23.8, "in_flight_mean", f"of 66 sessions, with gaps of up to {GAP_CAPS_S[0]} s"))
     for claim, what, unit, reported, metric, note in asked:
         yield Prediction(claim=claim, what=what, unit=unit, reported=reported, predicted=found[metric], within=0.10, label="simulated", note=note,
