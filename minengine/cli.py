@@ -1,4 +1,4 @@
-"""`minengine generate | chat | serve | toolcheck | doctor | train-mini | accuracy`: the engine from a terminal.
+"""`minengine generate | chat | serve | toolcheck | simulate | doctor | train-mini | accuracy`: the engine from a terminal.
 
 Errors go to stderr in one sentence, exit code 2.
 """
@@ -15,6 +15,7 @@ from .engine_args import EngineArgs
 from .flags import add_engine_flags
 from .request import RequestError, RequestOutput, SamplingParams
 from .serve.args import SERVE_PACKAGES, add_serve_flags, serve_args
+from .simulate import command as simulate_command
 from .toolcheck.command import add_arguments, toolcheck
 
 __all__ = ["main"]
@@ -62,6 +63,10 @@ def _parser() -> argparse.ArgumentParser:
     check = commands.add_parser("toolcheck", help="ask an OpenAI-compatible server more than 500 questions about tool calls, and count the calls that are malformed or lost")
     add_arguments(check)
     check.set_defaults(run=toolcheck)
+
+    simulate = commands.add_parser("simulate", help="simulate a deployment under agents: what it gives on GPUs that you do not have")
+    simulate_command.add_arguments(simulate)
+    simulate.set_defaults(run=simulate_command.run)
 
     doctor = commands.add_parser("doctor", help="say what this machine can run, and how to mend what it cannot")
     doctor.set_defaults(run=_doctor)

@@ -16,7 +16,7 @@ class StandIn:
 
     def rank_ps(self, works):
         most = max(work.decodes + work.prefill_tokens for work in works)
-        return [4_000_000_007 + 1_000_003 * most + 10_007 * work.context + 700_001 * work.attended + 90_000_001 * work.prefill_tokens
+        return [4_000_000_007 + 1_000_003 * most + 10_007 * work.context + 2_003 * work.attended + 90_000_001 * work.prefill_tokens
                 + 1_009 * work.prefill_pairs + 50_021 * work.prefill_attended + 30_011 * work.sampled if work != Work() else 3_000_000_019 for work in works]
 
     def transfer_ps(self, descriptors, nbytes):

@@ -17,6 +17,7 @@ from minengine.simulate.engines import work_of
 from minengine.simulate.stretch import Span, leader
 from minengine.simulate.work import attended
 from minengine.workload.closed_loop import ClosedLoop
+from minengine.workload.sessions import Session, TraceRequest
 
 KINDS = {
     "one engine": {"topology": "TP1"},
@@ -53,6 +54,21 @@ def test_steps_in_one_go_are_the_steps_one_by_one(kind, seed, admission, concurr
     several = run(kind, seed, how, **options)
     assert outcome(one) == outcome(several)
     assert several.counts["events"] <= one.counts["events"]
+
+
+def test_another_rank_becomes_the_slowest_in_the_middle_of_a_stretch():
+    """One rank has one long answer, another three short ones, which grow faster and overtake it."""
+    class Lengths(StandIn):
+        def rank_ps(self, works):
+            return [10 ** 6 + 1000 * work.context for work in works]
+
+    def turn(tokens, output):
+        return Session(f"{tokens}", SIZE, (TraceRequest(0.0, tokens, output, tuple(range(tokens // SIZE)), SIZE),))
+
+    together = [turn(320, 300), turn(48, 300), turn(49, 1), turn(50, 300), turn(51, 1), turn(52, 300)]  # they go to the two ranks in turn
+    runs = [simulate(deployment(topology="DEP2", max_num_seqs=8, cached_tokens=4000, max_num_batched_tokens=1000), iter(together), concurrency=6,
+                     duration_s=1.0, costs=Lengths, stretch=stretch) for stretch in (False, True)]
+    assert outcome(runs[0]) == outcome(runs[1]) and runs[1].counts["events"] * 3 < runs[0].counts["events"]
 
 
 def test_few_events_for_many_steps():
