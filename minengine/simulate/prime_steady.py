@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ..arithmetic.copies import GLM_5_3, topology
-from ..arithmetic.memory import SOURCE_MODEL, Ladder, memory_ladder
+from ..arithmetic.memory import SOURCE_MODEL, Ladder, memory_ladder, more_tokens
 from ..arithmetic.moving import copy_costs, wire_time_s
 from ..arithmetic.rows import kv_row, session_bytes
 from .machine import Machine, machine as read_machine
@@ -99,9 +99,13 @@ def transfer_ms(machine: Machine, given: Mapping[str, Any]) -> float:
 
 def ladder(given: Mapping[str, Any], name: str, kv_cache_dtype: str, untouched: float = 0.0) -> Ladder:
     """The memory of a group of the deployment; the layer that guesses lies there too. `untouched`: as `memory_ladder` has it."""
+    return memory_ladder(SOURCE_MODEL, name, kv_cache_dtype=kv_cache_dtype, untouched=untouched, **_weights(given))
+
+
+def _weights(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What the memory ladder is told of the weights."""
     assumed = given["assumed"]
-    return memory_ladder(SOURCE_MODEL, name, kv_cache_dtype=kv_cache_dtype, weights=assumed["weights"], experts=assumed["experts"],
-                         draft_layers=1 if assumed["draft_tokens"] else 0, untouched=untouched)
+    return {"weights": assumed["weights"], "experts": assumed["experts"], "draft_layers": 1 if assumed["draft_tokens"] else 0}
 
 
 def tokens_nvfp4(machine: Machine, given: Mapping[str, Any]) -> float:
@@ -111,8 +115,7 @@ def tokens_nvfp4(machine: Machine, given: Mapping[str, Any]) -> float:
 
 def prefix_ratio(machine: Machine, given: Mapping[str, Any]) -> float:
     """Tokens that DEP8 caches over those of TEP8: eight times for one copy instead of eight, less what its replicated weights take."""
-    dtype = given["assumed"]["kv_cache_dtype"]
-    return ladder(given, "DEP8", dtype).tokens / ladder(given, "TEP8", dtype).tokens
+    return more_tokens("DEP8", "TEP8", kv_cache_dtype=given["assumed"]["kv_cache_dtype"], **_weights(given))
 
 
 # --- what stands below a figure ------------------------------------------------------------------------------------
@@ -120,8 +123,10 @@ def prefix_ratio(machine: Machine, given: Mapping[str, Any]) -> float:
 def _dcp_note(machine: Machine, given: Mapping[str, Any]) -> str:
     model, tp8 = decode_model(machine, "TP8+DCP4", given, **ONE_BY_ONE), decoding_requests(machine, given, "TP8")
     near = dcp_itl_ms(machine.but(far_meeting_s=machine["near_meeting_s"]), given)
-    return (f"{decoding_requests(machine, given, 'TP8+DCP4', **ONE_BY_ONE):.0f} requests at once, since tokens are slow; with the {tp8:.0f} that TP8 has "
-            f"{1e3 * itl_s(model, tp8):.1f} ms, and if eight ranks met as quickly as four {near:.1f}. With guesses {itl_ms(machine, given, 'TP8+DCP4'):.1f}")
+    here, guessing = decoding_requests(machine, given, "TP8+DCP4", **ONE_BY_ONE), itl_ms(machine, given, "TP8+DCP4")
+    return (f"{here:.0f} requests at once, since tokens are slow. The source ran it apart and does not say with how many: with the {tp8:.0f} that TP8 has "
+            f"{1e3 * itl_s(model, tp8):.1f} ms, with one {1e3 * itl_s(model, 1):.1f}. If eight ranks met as quickly as four {near:.1f}; with guesses "
+            f"{guessing:.1f}")
 
 
 def _attention_note(machine: Machine, given: Mapping[str, Any]) -> str:
