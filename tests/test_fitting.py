@@ -21,6 +21,14 @@ def test_errors_are_relative_a_small_measurement_counts_as_much_as_a_large_one()
     assert price == pytest.approx(1.2)
 
 
+def test_fractions_of_the_fitted_meet_the_mean_of_noisy_measurements():
+    noisy, work = [0.5, 1.5] * 20, [[1]] * 40
+    assert relative_fit(work, noisy) == pytest.approx([0.6])  # (1/0.5 + 1/1.5) / (1/0.25 + 1/2.25)
+    assert relative_fit(work, noisy, of_fitted=True) == pytest.approx([1.0])
+    with pytest.raises(ValueError, match="cost nothing"):
+        relative_fit([[1, 0], [0, 0]], [1.0, 1.0], of_fitted=True)
+
+
 def test_a_negative_price_becomes_none_and_the_others_are_fitted_without_it():
     work, measured = [[1, 0], [1, 1], [1, 2]], [4.0, 3.0, 2.0]
     assert relative_fit(work, measured) == pytest.approx([4, -1])

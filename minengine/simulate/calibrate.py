@@ -1,7 +1,7 @@
 """Prices of this machine's steps, measured on the real engine: `minengine simulate --calibrate`.
 
 Scenes of random shapes (streams that decode in contexts of some length, and a cold prompt that arrives) are served by one engine, every step is
-timed with the work in it, and the four prices of a `StepCost` are fitted to them. Scenes know nothing of any trace: what is simulated with these
+timed with the work in it, and the prices of `LinearCosts` are fitted to them. Scenes know nothing of any trace: what is simulated with these
 prices is a prediction.
 """
 from __future__ import annotations
@@ -16,15 +16,17 @@ from random import Random
 from typing import Any
 
 from ..config import ConfigError
+from ..schedule import Step
 from ..workload.fitting import relative_errors, relative_fit
 from ..workload.stats import Summary, summary
-from .cost import amounts
+from .cost import attended_pairs
 
 __all__ = ["Calibration", "FILE", "QUICK", "Scenes", "calibrate", "main"]
 
-PRICES = ("base_s", "decode_s", "prefill_s", "attention_s")
+PRICES = {"base_s": "a step", "decode_s": "a decode token", "decode_attention_s": "a row that a decode attends to", "prefill_s": "a prompt's token",
+          "attention_s": "a row that a prompt's token attends to"}
 FILE = "this-machine.yml"
-HEAD = "# What a step of this engine takes on this machine: minengine.simulate.cost.StepCost. Written by: minengine simulate --calibrate\n"
+HEAD = "# What a step of this engine takes on this machine: minengine.simulate.work.LinearCosts. Written by: minengine simulate --calibrate\n"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +92,7 @@ def calibrate(model: str = "smollm2", *, scenes: Scenes = Scenes(), threads: int
             work.append(amount)
             seconds.append(took)
         progress(number + 1, scenes.count)
-    prices = [float(f"{price:.4g}") for price in relative_fit(work, seconds, nonnegative=True)]
+    prices = [float(f"{price:.4g}") for price in relative_fit(work, seconds, nonnegative=True, of_fitted=True)]
     errors = [abs(error) for error in relative_errors(work, seconds, prices)]
     machine = {"model": model, "dtype": str(engine.model.dtype).removeprefix("torch."), "kv_cache_dtype": engine.kv.kv_cache_dtype,
                "device": str(engine.kv.device), "cpu": f"{os.cpu_count()}-core {platform.machine()}", "threads": threads,
@@ -118,7 +120,7 @@ def main(model: str = "smollm2", out: str = FILE, quick: bool = False) -> int:
 
         found = calibrate(model, scenes=QUICK if quick else Scenes(), progress=progress)
     path.write_text(HEAD + yaml.safe_dump(found.mapping(), sort_keys=False, allow_unicode=True), encoding="utf-8")
-    for name, unit in zip(PRICES, ("a step", "a decode token", "a prefill token", "a row that a token attends to")):
+    for name, unit in PRICES.items():
         print(f"{1e3 * found.prices[name]:10.5f} ms  {unit}")
     print(f"{found.errors.n} steps; half of them lie within {found.errors.median:.1%} of these prices, three quarters within {found.errors.high:.1%}")
     print(f"written to {out}; use it with: minengine simulate --machine {out}")
@@ -140,6 +142,12 @@ def _engine(model: str, scenes: Scenes, threads: int, clock: Any, options: dict[
     return LLMEngine(args, **({} if clock is None else {"clock": clock}))
 
 
+def _amounts(step: Step) -> tuple[int, ...]:
+    """What PRICES are for, in their order."""
+    rows = sum(request.num_computed_tokens + 1 for request in step.decodes)
+    return 1, len(step.decodes), rows, step.num_tokens - len(step.decodes), attended_pairs(step) - rows
+
+
 def _scene(engine: Any, scenes: Scenes, number: int, rng: Random, streams: int, context: int, prompt: int, budget: int) -> list[tuple[tuple[int, ...], float]]:
     """(work, seconds) of each of its steps, those that fill the streams' contexts among them."""
     from ..request import SamplingParams
@@ -151,7 +159,7 @@ def _scene(engine: Any, scenes: Scenes, number: int, rng: Random, streams: int, 
 
     def watched(now_s: float) -> Any:
         step = schedule(now_s)
-        seen.append(amounts(step))  # before the step is booked
+        seen.append(_amounts(step))  # before the step is booked
         return step
 
     def add(name: str, tokens: int) -> Any:

@@ -7,7 +7,7 @@ from math import fsum, isfinite
 from ..config import ConfigError
 from ..schedule import Step
 
-__all__ = ["StepCost", "amounts", "attended_pairs"]
+__all__ = ["StepCost", "attended_pairs"]
 
 
 def attended_pairs(step: Step) -> int:
@@ -17,11 +17,6 @@ def attended_pairs(step: Step) -> int:
     """
     chunks = [(request, 1) for request in step.decodes] + list(step.prefills)
     return sum(n * request.num_computed_tokens + n * (n + 1) // 2 for request, n in chunks)
-
-
-def amounts(step: Step) -> tuple[int, int, int, int]:
-    """What a `StepCost` has prices for, in the order of its fields: one step, its decode tokens, prefill tokens, attended pairs."""
-    return 1, len(step.decodes), sum(chunk.num_tokens for chunk in step.prefills), attended_pairs(step)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,10 +47,10 @@ class StepCost:
 
     def seconds(self, step: Step) -> float:
         """How long the step takes. Ask before `update` books it."""
-        steps, decodes, prefill, pairs = amounts(step)
+        prefill = sum(chunk.num_tokens for chunk in step.prefills)
         return fsum((
-            self.base_s * steps,
-            self.decode_s * decodes,
+            self.base_s,
+            self.decode_s * len(step.decodes),
             self.prefill_s * prefill,
-            self.attention_s * pairs,
+            self.attention_s * attended_pairs(step),
         ))

@@ -84,7 +84,7 @@ class LinearMachine:
 
     name: str
     cost: StepCost
-    moving: Mapping[str, float]  # piece_s, byte_s, retrieve_byte_s, hand_over_s, as `LinearCosts` takes them
+    others: Mapping[str, float]  # decode_attention_s, piece_s, byte_s, retrieve_byte_s, hand_over_s, as `LinearCosts` takes them
     measured: Mapping[str, Any]  # on what, when, and how well it fits
 
 
@@ -167,13 +167,13 @@ def _check(name: str, key: str, value: Any) -> float:
 
 def _linear(given: Mapping[str, Any], name: str) -> LinearMachine:
     prices = {field.name for field in fields(StepCost)}
-    moving = {"piece_s", "byte_s", "retrieve_byte_s", "hand_over_s"}
-    unknown = set(given) - prices - moving - {"kind", "name", "measured"}
+    others = {"decode_attention_s", "piece_s", "byte_s", "retrieve_byte_s", "hand_over_s"}
+    unknown = set(given) - prices - others - {"kind", "name", "measured"}
     if unknown:
-        raise ConfigError(f"machine '{name}': {min(unknown)} is unknown; a linear machine has {', '.join(sorted(prices | moving))}")
-    for key in moving & set(given):
+        raise ConfigError(f"machine '{name}': {min(unknown)} is unknown; a linear machine has {', '.join(sorted(prices | others))}")
+    for key in others & set(given):
         value = given[key]
         if not isinstance(value, (int, float)) or isinstance(value, bool) or not (isfinite(value) and value >= 0):
             raise ConfigError(f"machine '{name}', {key}={value!r}: use seconds, 0 or more")
-    return LinearMachine(name, StepCost(**{key: given[key] for key in prices if key in given}), {key: float(given[key]) for key in moving if key in given},
+    return LinearMachine(name, StepCost(**{key: given[key] for key in prices if key in given}), {key: float(given[key]) for key in others if key in given},
                          given.get("measured") or {})

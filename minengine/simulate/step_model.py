@@ -203,7 +203,7 @@ def open_costs(machine: str | Path | Mapping[str, Any] | Machine | LinearMachine
     """
     found = read_machine(machine)
     if isinstance(found, LinearMachine):
-        return LinearCosts(found.cost, **found.moving)
+        return LinearCosts(found.cost, **found.others)
     if model not in MODELS:
         raise ConfigError(f"model='{model}': its shapes are not known here; use {', '.join(MODELS)}")
     return StepModel(found, name, config=MODELS[model], **options)

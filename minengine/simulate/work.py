@@ -62,20 +62,22 @@ class LinearCosts:
 
     Args:
         cost: seconds of a step.
+        decode_attention_s: for a row that a decode attends to, where that is not what one costs that a prompt's token attends to; None: it is.
         piece_s, byte_s: of a transfer, for each piece and for each byte; retrieve_byte_s: the same of the host tier.
     """
 
     index_topk = None
 
-    def __init__(self, cost: StepCost = StepCost(), *, piece_s: float = 0.0, byte_s: float = 0.0, retrieve_byte_s: float = 0.0,
-                 hand_over_s: float = 0.0) -> None:
+    def __init__(self, cost: StepCost = StepCost(), *, decode_attention_s: float | None = None, piece_s: float = 0.0, byte_s: float = 0.0,
+                 retrieve_byte_s: float = 0.0, hand_over_s: float = 0.0) -> None:
         self.base, self.decode, self.prefill, self.attention = map(picoseconds, (cost.base_s, cost.decode_s, cost.prefill_s, cost.attention_s))
+        self.decode_attention = self.attention if decode_attention_s is None else picoseconds(decode_attention_s)
         self.piece_s, self.byte_s, self.retrieve_byte_s = piece_s, byte_s, retrieve_byte_s
         self.hand_over_ps = picoseconds(hand_over_s)
 
     def rank_ps(self, works: Sequence[Work]) -> list[int]:
-        return [self.base + self.decode * work.decodes + self.prefill * work.prefill_tokens + self.attention * (work.context + work.prefill_pairs)
-                for work in works]
+        return [self.base + self.decode * work.decodes + self.decode_attention * work.context + self.prefill * work.prefill_tokens
+                + self.attention * work.prefill_pairs for work in works]
 
     def transfer_ps(self, descriptors: int, nbytes: int) -> int:
         return picoseconds(descriptors * self.piece_s + nbytes * self.byte_s)
