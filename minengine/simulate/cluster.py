@@ -109,8 +109,8 @@ class Cluster:
             schedulers.append(StretchScheduler(NodePool(pool_blocks, d.block_size), max_num_batched_tokens=d.budget(role), max_num_seqs=d.max_num_seqs,
                                                long_prefill_token_threshold=d.long_prefill_token_threshold, connector=wire, load_admission=d.load_admission))
             wires.append(wire)
-        engine = Engine(len(self.engines), name, self.agenda, costs, schedulers, self, self.gaps, decodes=role != "prefill", event=d.load_admission == "event", stretch=stretch,
-                        watch=watch)
+        engine = Engine(len(self.engines), name, self.agenda, costs, schedulers, self, self.gaps, decodes=role != "prefill",
+                        event=d.load_admission == "event", stretch=stretch, watch=watch)
         for wire, scheduler in zip(wires, schedulers):
             if wire is not None:
                 wire.engine, wire.scheduler = engine, scheduler

@@ -16,7 +16,7 @@ from ..workload.metrics import MetricError
 from ..workload.report import DEFINITIONS, table
 from ..workload.sessions import TraceError
 from .deployment import Deployment
-from .points import points, run_point
+from .points import RUN, points, run_point
 
 __all__ = ["add_arguments", "run"]
 
@@ -96,8 +96,7 @@ def _one(args: argparse.Namespace) -> int:
     from ..workload.opening import open_sessions
 
     asked = {name: value for name, value in vars(args).items() if name in {one.name for one in fields(Deployment)} and name != "model"}
-    loop = {name: getattr(args, name) for name in ("concurrency", "duration_s", "warm_s", "gap_cap_s", "gaps", "start_at", "start_within_s", "cold_per_s", "cold_tokens",
-                                                   "cold_output_tokens", "seed") if hasattr(args, name)}
+    loop = {name: getattr(args, name) for name in RUN if hasattr(args, name) and name != "trace"}
     settings = {**_yaml(args.deployment), **asked} if args.deployment is not None else asked
     slo = {"slo": {"e2e_tok_s": args.slo_e2e_tok_s}} if args.slo_e2e_tok_s is not None else {}
     (point,) = points({"deployment": settings, "run": {"trace": args.trace, **loop, **slo}, "points": [{}]})

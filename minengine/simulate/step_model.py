@@ -12,6 +12,7 @@ for the time of *one token*: a decode step over `tokens_per_step`. A step with p
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import fsum
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -115,13 +116,14 @@ class StepModel:
     def draft_s(self, work: Work, group_decodes: float) -> float:
         """Seconds of the guesses: for each of them one layer's part of a forward with one token a request, and the logits."""
         one = work._replace(prefill_tokens=0, prefill_pairs=0, prefill_attended=0, sampled=work.decodes)
-        forward, head = sum(self.parts(one, group_decodes).values()), self._head_s(one.decodes)
+        # fsum, here and below: a sum of floats differs in its last bit between versions of Python.
+        forward, head = fsum(self.parts(one, group_decodes).values()), self._head_s(one.decodes)
         return self.draft_tokens * ((forward - head) / self.config.num_hidden_layers + head)
 
     def forward_s(self, work: Work, group: Work) -> float:
         """Seconds of a rank's step, its guesses included. `group`: the sum of all ranks' work."""
         queries = 1 + self.draft_tokens
-        seconds = sum(self.parts(work, queries * group.decodes + group.prefill_tokens, queries).values())
+        seconds = fsum(self.parts(work, queries * group.decodes + group.prefill_tokens, queries).values())
         return seconds + (self.draft_s(work, group.decodes) if self.draft_tokens and group.decodes else 0.0)
 
     def _gemm_s(self, tokens: float, group_tokens: float, logits: float) -> float:

@@ -92,7 +92,8 @@ def run_on_ray(points: Sequence[Mapping[str, Any]], address: str) -> Iterator[di
     try:
         import ray
     except ImportError as error:
-        raise ConfigError(f"cluster={address!r}: needs Ray, here and on every node: pip install 'minengine[ray]'; or leave it out to use this machine") from error
+        raise ConfigError(f"cluster={address!r}: needs Ray, here and on every node: pip install 'minengine[ray]'; or leave it out to use "
+                          "this machine") from error
     if not points:
         return
     own = not ray.is_initialized()
