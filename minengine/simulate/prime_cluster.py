@@ -5,6 +5,7 @@ mean lengths of the set that they are from. The source had cold prompts between 
 """
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -38,14 +39,14 @@ class Runs:
 
     def __call__(self, changes: Mapping[str, Any] | None = None, *, as_recorded: bool = False, **loop: Any) -> Mapping[str, float | None]:
         """The metrics of one run, see `workload.report`; `changes` of the deployment, and of the loop."""
-        what = ", ".join(f"{name}={value}" for name, value in {**(changes or {}), **loop}.items()) or "the headline"
-        what += " with lengths as recorded" if as_recorded else ""
-        if what not in self._done:
-            self.progress(what)
-            asked = self.loop(**loop)
+        one, asked = self.deployment(**(changes or {})), self.loop(**loop)
+        key = json.dumps([one.mapping(), asked, as_recorded], sort_keys=True)
+        if key not in self._done:
+            what = ", ".join(f"{name}={value}" for name, value in {**(changes or {}), **loop}.items()) or "the headline"
+            self.progress(what + (" with lengths as recorded" if as_recorded else ""))
             asked |= {name: asked[name] * self.faster for name in ("duration_s", "warm_s")}
-            self._done[what] = simulate(self.deployment(**(changes or {})), self.recorded if as_recorded else self.sessions, **asked).metrics
-        return self._done[what]
+            self._done[key] = simulate(one, self.recorded if as_recorded else self.sessions, **asked).metrics
+        return self._done[key]
 
 
 def headline(runs: Runs) -> Iterator[Prediction]:
