@@ -135,8 +135,10 @@ class Queues:
             self.settled(request)
             return
         self.now_s = request.timeline.landed_s = now_s
-        loaded = (request.num_hashed_blocks + num_blocks) * self.pool.block_size
-        request.num_computed_tokens = min(loaded, request.num_tokens - 1)
+        here = request.num_hashed_blocks * self.pool.block_size
+        request.num_computed_tokens = min(here + num_blocks * self.pool.block_size, request.num_tokens - 1)
+        if request.source is None and request.timeline.admitted_s is None:
+            request.num_loaded_tokens = request.num_computed_tokens - here
         if self.pool.enable_prefix_caching:
             self._offer_blocks(request, store=request.source is not None)  # a tier's blocks are there already
         request.source = None

@@ -192,7 +192,7 @@ class Request:
         "max_num_tokens", "stop_ids", "block_ids", "capacity", "block_hashes", "num_hashed_blocks", "cache_salt", "status",
         "finish_reason", "stop_reason", "error", "timeline", "rng", "logprobs", "detokenizer", "text", "output_kind", "sent",
         "prompt_token_ids", "grammar", "source", "hold", "may_load",
-        "num_resumed_tokens",
+        "num_resumed_tokens", "num_loaded_tokens",
     )
 
     def __init__(self, request_id: str, prompt_token_ids: list[int], params: SamplingParams, *, max_model_len: int,
@@ -212,6 +212,7 @@ class Request:
         self.num_prompt_tokens = self.num_tokens = len(prompt_token_ids)
         self.num_computed_tokens = 0  # tokens whose KV is in the cache
         self.num_cached_tokens = 0  # of the prompt, found in the cache at first admission
+        self.num_loaded_tokens = 0  # of these, brought from a tier
         self.max_num_tokens = min(self.num_prompt_tokens + params.max_tokens, max_model_len)
         # A grammar ends by the model's end token, whoever else ignores it.
         heeds_eos = not params.ignore_eos or params.structured_outputs is not None

@@ -39,7 +39,7 @@ def test_by_hand():
 
 
 def test_a_request_belongs_to_the_window_in_which_it_ends():
-    assert [report([A, B], 2.0, start_s=start_s)["requests"] for start_s in (0.0, 2.0, 4.0, 5.0, 6.0)] == [0, 0, 1, 1, 1]
+    assert [report([A, B], 2.0, start_s=start_s)["requests"] for start_s in (0.0, 2.0, 4.0, 5.0, 6.0)] == [0, 1, 1, 1, 0]
     assert report([A, B], 2.0, start_s=1.0)["in_flight_mean"] == 1.0  # under way though it ends later
     assert report([A], 2.0, start_s=9.0)["in_flight_mean"] == 0.0
 

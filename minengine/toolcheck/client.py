@@ -8,12 +8,12 @@ import http.client
 import json
 import ssl
 import time
-from typing import Any, Iterator
+from typing import Any, Iterator, Mapping
 from urllib.parse import SplitResult, urlsplit
 
 from .wire import Answer, from_stream, from_whole, refused
 
-__all__ = ["Client", "NoAnswer"]
+__all__ = ["Client", "NoAnswer", "Refused"]
 
 BUSY_TRIES = 5  # a server that says 429 is asked again, so many times in all
 BUSY_WAIT_S = 10.0  # at most, whatever Retry-After says
@@ -21,6 +21,19 @@ BUSY_WAIT_S = 10.0  # at most, whatever Retry-After says
 
 class NoAnswer(Exception):
     """The server did not answer: no connection, a broken one, or none of it within the time. The message is one sentence."""
+
+
+class Refused(Exception):
+    """The server answered, but not with what was asked for. The message is one sentence."""
+
+    def __init__(self, status: int, text: str) -> None:
+        try:
+            found = json.loads(text)
+            text = found.get("error", found)["message"]  # OpenAI's shape, or vLLM's older one
+        except (ValueError, KeyError, TypeError, AttributeError):
+            pass
+        super().__init__(f"the server answers {status}: {str(text)[:300]}")
+        self.status = status
 
 
 class Client:
@@ -82,19 +95,36 @@ class Client:
             time.sleep(min(float(wait) if wait.isdigit() else 1.0, BUSY_WAIT_S))
         raise NoAnswer(f"the server is busy: {BUSY_TRIES} answers of 429; use a smaller --concurrency")
 
+    def events(self, path: str, body: Any, headers: Mapping[str, str] | None = None) -> Iterator[str]:
+        """The data of each event of one streamed answer, as it comes; `[DONE]` is not among them. Closing the iterator closes the connection.
+
+        Raises:
+            Refused: the server answers with something else than 200, or with no stream.
+            NoAnswer: see the class.
+        """
+        data = json.dumps(body, ensure_ascii=False).encode()
+        deadline = time.monotonic() + self.timeout_s
+        with self._open("POST", path, data, deadline, headers) as (response, connection):
+            if response.status != 200 or "text/event-stream" not in (response.getheader("Content-Type") or ""):
+                raise Refused(response.status, response.read().decode("utf-8", "replace"))
+            for event in _events(response, connection, deadline):
+                if event == "[DONE]":
+                    return
+                yield event
+
     def _whole(self, method: str, path: str, data: bytes | None) -> tuple[int, str]:
         with self._open(method, path, data, time.monotonic() + self.timeout_s) as (response, _):
             return response.status, response.read().decode("utf-8", "replace")
 
-    def _open(self, method: str, path: str, data: bytes | None, deadline: float) -> _Exchange:
-        return _Exchange(self, method, path, data, deadline)
+    def _open(self, method: str, path: str, data: bytes | None, deadline: float, headers: Mapping[str, str] | None = None) -> _Exchange:
+        return _Exchange(self, method, path, data, deadline, headers or {})
 
 
 class _Exchange:
     """One request and its open response; closes the connection, and turns what the network raises into NoAnswer."""
 
-    def __init__(self, client: Client, method: str, path: str, data: bytes | None, deadline: float):
-        self.client, self.request, self.deadline = client, (method, client._path + path, data, client._headers), deadline
+    def __init__(self, client: Client, method: str, path: str, data: bytes | None, deadline: float, headers: Mapping[str, str]):
+        self.client, self.request, self.deadline = client, (method, client._path + path, data, {**client._headers, **headers}), deadline
 
     def __enter__(self) -> tuple[http.client.HTTPResponse, http.client.HTTPConnection]:
         parts = self.client._parts

@@ -122,7 +122,7 @@ DEFINITIONS: dict[str, tuple[str, str]] = {  # name: unit, definition
 
 
 def report(records: Iterable[Record], duration_s: float, gpus: int = 1, *, start_s: float = 0.0, slo: Slo | None = None) -> dict[str, float | None]:
-    """Every metric of DEFINITIONS over the window [start_s, start_s + duration_s); None where no request has it.
+    """Every metric of DEFINITIONS over the window (start_s, start_s + duration_s]; None where no request has it.
 
     A request belongs to the window in which it ends. So the first seconds of a replay, in which few have ended, are better left out by `start_s`.
 
@@ -136,8 +136,8 @@ def report(records: Iterable[Record], duration_s: float, gpus: int = 1, *, start
     if not (duration_s > 0 and gpus >= 1):
         raise MetricError(f"duration_s={duration_s}, gpus={gpus}: use a positive time and at least one GPU")
     end_s = start_s + duration_s
-    records = [r for r in records if r.arrival_s < end_s and (r.end_s is None or r.end_s >= start_s)]
-    ended = [r for r in records if r.end_s is not None and r.end_s < end_s]
+    records = [r for r in records if r.arrival_s < end_s and (r.end_s is None or r.end_s > start_s)]
+    ended = [r for r in records if r.end_s is not None and r.end_s <= end_s]
     good = [r for r in ended if r.answered]
     latencies, outputs = [r.latency_s for r in good], [r.output_tokens for r in good]
     gaps = [gap for r in good if (gap := r.itl_s) is not None]
