@@ -41,6 +41,13 @@ def test_each_machine_of_the_package_can_be_read_and_says_where_its_numbers_come
             assert all(one.source for one in found.constants.values()), name
 
 
+def test_each_machine_of_the_package_prices_steps_and_a_slower_card_takes_longer():
+    took = {name: open_costs(name, "TP8").rank_ps([work(8, 800_000)])[0] for name in machine_names()}
+    assert all(isinstance(ps, int) and ps > 0 for ps in took.values())
+    prompts = {name: open_costs(name, "TP8").rank_ps([work(prefill=4096, prefix=100_000)])[0] for name in ("gb200-nvl72", "h200")}
+    assert prompts["h200"] > prompts["gb200-nvl72"]
+
+
 def test_a_machine_is_the_same_from_a_name_a_path_and_a_mapping(tmp_path):
     import yaml
 
