@@ -1,4 +1,4 @@
-"""`minengine generate | chat | serve | toolcheck | simulate | doctor | train-mini | accuracy`: the engine from a terminal.
+"""`minengine generate | chat | serve | toolcheck | replay | simulate | doctor | train-mini | accuracy`: the engine from a terminal.
 
 Errors go to stderr in one sentence, exit code 2.
 """
@@ -13,6 +13,7 @@ from typing import Any, Sequence
 from .config import ConfigError
 from .engine_args import EngineArgs
 from .flags import add_engine_flags
+from .replay import command as replay_command
 from .request import RequestError, RequestOutput, SamplingParams
 from .serve.args import SERVE_PACKAGES, add_serve_flags, serve_args
 from .simulate import command as simulate_command
@@ -63,6 +64,10 @@ def _parser() -> argparse.ArgumentParser:
     check = commands.add_parser("toolcheck", help="ask an OpenAI-compatible server more than 500 questions about tool calls, and count the calls that are malformed or lost")
     add_arguments(check)
     check.set_defaults(run=toolcheck)
+
+    replay = commands.add_parser("replay", help="replay a trace of agents in a closed loop against the engine, an OpenAI-compatible server or the simulator")
+    replay_command.add_arguments(replay)
+    replay.set_defaults(run=replay_command.run)
 
     simulate = commands.add_parser("simulate", help="simulate a deployment under agents: what it gives on GPUs that you do not have")
     simulate_command.add_arguments(simulate)

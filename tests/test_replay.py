@@ -14,7 +14,7 @@ from minengine.replay.engine import EngineTarget, runs_on_one_thread
 from minengine.replay.wall import FrontTarget
 from minengine.workload.closed_loop import ClosedLoop
 from minengine.workload.report import Record, report
-from minengine.workload.sessions import Session, Subagent, TraceRequest
+from minengine.workload.sessions import Session, Subagent, TraceError, TraceRequest
 
 TINY = dict(model="llama", device="cpu", num_threads=1, block_size=16, num_gpu_blocks_override=128, max_model_len=512, max_num_batched_tokens=64, max_num_seqs=8)
 
@@ -155,6 +155,25 @@ def test_hours_of_gaps_are_over_at_once(target):
     found = replay(ClosedLoop(iter([agent("a", think=5000.0)]), concurrency=1, gap_cap_s=1e9), target(), 1e6)
     arrivals = [r.arrival_s for r in found.records]
     assert len(arrivals) == 4 and all(b - a >= 5000.0 for a, b in zip(arrivals, arrivals[1:])) and found.seconds >= 15_000
+
+
+def test_what_the_client_does_takes_no_time_of_the_engine(target):
+    one = target()
+    before_s = one.clock()
+    sum(i * i for i in range(300_000))  # a session is read, say
+    assert one.clock() == before_s
+    assert one.wait(before_s + 10.0) == [] and one.clock() == pytest.approx(before_s + 10.0, abs=1e-3)
+
+
+def test_a_trace_that_cannot_be_read_on_leaves_nothing_running():
+    def breaks():
+        yield agent("a", turns=1)
+        raise TraceError("line 2: is no complete JSON")
+
+    target = Fake()
+    with pytest.raises(TraceError, match="line 2"):
+        replay(ClosedLoop(breaks(), concurrency=1), target, 60.0)
+    assert target.closed
 
 
 def test_a_prompt_that_the_engine_refuses_fails_alone(target):

@@ -108,6 +108,7 @@ def test_malformed_lines_are_named_or_counted(tmp_path):
     again = Skipped()
     files = AgentXFiles(file, skip_bad=again)
     assert [session.id for session in files] == ["good", "last"] == [files[i].id for i in range(len(files))] and again.count == 3
+    assert again.first == skipped.first
     with pytest.raises(TraceError, match="is no complete JSON"):
         list(AgentXFiles(file))
 

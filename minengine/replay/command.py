@@ -102,9 +102,10 @@ def _run(args: argparse.Namespace) -> int:
     print(f"{told}; {lengths}, {args.concurrency} live sessions, gaps of {args.gap_cap_s:g} s at most")
     engine = None if is_url else _engine_args(args)
     replays, gpus = [], 1
-    if args.target in ("engine", "both") or is_url:
+    if args.target != "sim":
+        loop = ClosedLoop(sessions, **options)
         target, gpus = _url_target(args) if is_url else _engine_target(args, engine)
-        replays.append(_replay(args, ClosedLoop(sessions, **options), target))
+        replays.append(_replay(args, loop, target))
     if args.target in ("sim", "both"):
         replays.append(_simulated(args, engine, sessions, options, slo))
     reports = {one.label: report(one.records, max(one.seconds - args.warm_s, 1e-9), gpus if one.label != "simulator" else 1, start_s=args.warm_s, slo=slo)

@@ -4,7 +4,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, islice
 from typing import Protocol
 
 from ..workload.closed_loop import ClosedLoop, Turn
@@ -51,50 +51,64 @@ def replay(loop: ClosedLoop, target: Target, duration_s: float, *, most: int | N
     Args:
         tell: told after each end: seconds since the beginning, requests that have ended, those of them that failed.
     """
-    start_s, order = target.clock(), count()
-    records: list[Record] = []
-    ended = failed = in_a_row = under_way = 0
-    cold = loop.cold()
-    due = [(start_s + delay_s, next(order), turn) for delay_s, turn in loop.begin()]
-    due += [(start_s + at_s, next(order), turn) for at_s, turn in _next(cold)]
-    heapq.heapify(due)
-    stopped = None
     try:
-        while (due or under_way) and (most is None or ended < most):
-            now_s = target.clock()
-            if now_s >= start_s + duration_s:
-                break
-            while due and due[0][0] <= now_s:
-                due_s, _, turn = heapq.heappop(due)
-                records.append(target.send(turn, due_s))
-                under_way += 1
-                if turn.cold:
-                    for at_s, following in _next(cold):
-                        heapq.heappush(due, (start_s + at_s, next(order), following))
-            for turn, record in target.wait(min([start_s + duration_s, *(at_s for at_s, _, _ in due[:1])])):
-                under_way -= 1
-                ended += 1
-                failed += record.error is not None
-                in_a_row = in_a_row + 1 if record.error is not None else 0
-                for delay_s, following in loop.ended(turn):
-                    heapq.heappush(due, (record.end_s + delay_s, next(order), following))
-                tell(record.end_s - start_s, ended, failed)
-                if in_a_row >= HOPELESS + loop.live:
-                    stopped = f"{in_a_row} requests in a row have failed, the last one with: {record.error}"
-            if stopped:
-                break
-    except KeyboardInterrupt:
-        stopped = "interrupted"
-    seconds = min(target.clock() - start_s, duration_s)
-    target.close()  # from here on nobody writes to the records
-    for record in records:
+        course = _Course(loop, target, duration_s, most, tell)
+        try:
+            course.run()
+        except KeyboardInterrupt:
+            course.stopped = "interrupted"
+        seconds = min(target.clock() - course.start_s, duration_s)
+    finally:
+        target.close()  # from here on nobody writes to the records
+    for record in course.records:
         for name in ("arrival_s", "admitted_s", "first_token_s", "end_s"):
             if getattr(record, name) is not None:
-                setattr(record, name, getattr(record, name) - start_s)
-    return Replay(target.label, records, seconds, stopped)
+                setattr(record, name, getattr(record, name) - course.start_s)
+    return Replay(target.label, course.records, seconds, course.stopped)
 
 
-def _next(cold) -> list[tuple[float, Turn]]:
-    """The next arrival from outside, if there are any."""
-    arrival = next(cold, None)
-    return [] if arrival is None else [arrival]
+class _Course:
+    def __init__(self, loop: ClosedLoop, target: Target, duration_s: float, most: int | None, tell: Callable[[float, int, int], None]) -> None:
+        self.loop, self.target, self.most, self.tell = loop, target, most, tell
+        self.start_s = target.clock()
+        self.end_s = self.start_s + duration_s
+        self.records: list[Record] = []
+        self.stopped: str | None = None
+        self.ended = self.failed = self.in_a_row = self.under_way = 0
+        self.due: list[tuple[float, int, Turn]] = []
+        self._order, self._cold = count(), loop.cold()
+        for delay_s, turn in loop.begin():
+            self._at(self.start_s + delay_s, turn)
+        self._next_cold()
+
+    def _at(self, due_s: float, turn: Turn) -> None:
+        heapq.heappush(self.due, (due_s, next(self._order), turn))
+
+    def _next_cold(self) -> None:
+        for at_s, turn in islice(self._cold, 1):
+            self._at(self.start_s + at_s, turn)
+
+    def run(self) -> None:
+        while (self.due or self.under_way) and (self.most is None or self.ended < self.most) and not self.stopped:
+            now_s = self.target.clock()
+            if now_s >= self.end_s:
+                break
+            while self.due and self.due[0][0] <= now_s:
+                due_s, _, turn = heapq.heappop(self.due)
+                self.records.append(self.target.send(turn, due_s))
+                self.under_way += 1
+                if turn.cold:
+                    self._next_cold()
+            for turn, record in self.target.wait(min(self.end_s, self.due[0][0] if self.due else self.end_s)):
+                self._end(turn, record)
+
+    def _end(self, turn: Turn, record: Record) -> None:
+        self.under_way -= 1
+        self.ended += 1
+        self.failed += record.error is not None
+        self.in_a_row = self.in_a_row + 1 if record.error is not None else 0
+        for delay_s, following in self.loop.ended(turn):
+            self._at(record.end_s + delay_s, following)
+        self.tell(record.end_s - self.start_s, self.ended, self.failed)
+        if self.in_a_row >= HOPELESS + self.loop.live:
+            self.stopped = f"{self.in_a_row} requests in a row have failed, the last one with: {record.error}"

@@ -41,8 +41,8 @@ class EngineTarget:
     label = "engine"
 
     def __init__(self, args: EngineArgs, *, model: Any = None, tokenizer: Any = None) -> None:
-        self.clock = EngineClock()
-        self.engine = LLMEngine(args, model=model, tokenizer=tokenizer, clock=self.clock)
+        self._clock = EngineClock()
+        self.engine = LLMEngine(args, model=model, tokenizer=tokenizer, clock=self._clock)
         self._woken = threading.Event()
         self._connector = open_connector(self.engine, wake=self._woken.set)
         self._tokens = PromptTokens(FIRST_TEXT_TOKEN, self.engine.config.vocab_size - 1)
@@ -50,6 +50,7 @@ class EngineTarget:
         self._under_way: dict[str, tuple[Turn, Record, Request]] = {}
         self._ended: list[tuple[Turn, Record]] = []
         self._warm_up()
+        self._now_s = self._clock()  # time stands still but in `wait`: what the client does is not the engine's work
         self._tier = {(True, False): "host", (False, True): "disk"}.get((args.host_tier_bytes > 0, args.disk_tier_bytes > 0), "tier")
 
     def _warm_up(self) -> None:
@@ -59,10 +60,11 @@ class EngineTarget:
         while not request.finished:
             self.engine.step()
 
+    def clock(self) -> float:
+        return self._now_s
+
     def send(self, turn: Turn, due_s: float) -> Record:
-        begin_s = self.clock()
         prompt = self._tokens(turn)
-        self.clock.idle(begin_s - self.clock())  # what the client does is not the engine's work
         name, record = f"replay-{next(self._names)}", Record.of(turn, due_s)
         params = SamplingParams(max_tokens=turn.request.output_tokens, temperature=0.0, ignore_eos=True)
         try:
@@ -74,7 +76,8 @@ class EngineTarget:
         return record
 
     def wait(self, until_s: float) -> list[tuple[Turn, Record]]:
-        while not self._ended and self.clock() < until_s:
+        self._clock.idle(self._now_s - self._clock())
+        while not self._ended and self._clock() < until_s:
             self._woken.clear()
             if self._connector is not None:
                 self._connector.poll()
@@ -86,11 +89,12 @@ class EngineTarget:
             if self.engine.has_unfinished_requests():  # something is on its way here and takes real time
                 asleep_s = time.perf_counter()
                 self._woken.wait(0.05)
-                self.clock.idle(time.perf_counter() - asleep_s)
-            elif self.clock.is_cpu:
-                self.clock.idle(until_s - self.clock())
+                self._clock.idle(time.perf_counter() - asleep_s)
+            elif self._clock.is_cpu:
+                self._clock.idle(until_s - self._clock())
             else:
-                self._woken.wait(until_s - self.clock())
+                self._woken.wait(until_s - self._clock())
+        self._now_s = self._clock()
         ended, self._ended = self._ended, []
         return ended
 

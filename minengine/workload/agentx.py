@@ -54,9 +54,9 @@ class AgentXFiles(Sequence):
     """
 
     def __init__(self, path: str | os.PathLike[str], skip_bad: Skipped | None = None) -> None:
-        self._places: list[tuple[Path, int | None]] = []  # file, and where in it the line begins
+        self._places: list[tuple[Path, int, int]] = []  # file; number of the line and where it begins, both 0 for a file that is one session
         for file in _files(Path(path)):
-            self._places += [(file, None)] if file.suffix != ".jsonl" else [(file, offset) for offset in _offsets(file)]
+            self._places += [(file, 0, 0)] if file.suffix != ".jsonl" else _lines(file)
         if skip_bad is not None:
             self._places = [place for i, place in enumerate(self._places) if self._is_good(i, skip_bad)]
             if not self._places:
@@ -66,13 +66,13 @@ class AgentXFiles(Sequence):
         return len(self._places)
 
     def __getitem__(self, i: int) -> Session:
-        file, offset = self._places[i]
-        if offset is None:
+        file, number, offset = self._places[i]
+        if not number:
             return next(read_agentx(file))
         with file.open("rb") as stream:
             stream.seek(offset)
-            where = f"{file}, line at byte {offset}"
-            return _session(Fields(parsed(stream.readline().decode(errors="replace"), where), where), where.rpartition(", ")[2])
+            where = f"{file}, line {number}"
+            return _session(Fields(parsed(stream.readline().decode(errors="replace"), where), where), f"line {number}")
 
     def _is_good(self, i: int, skip_bad: Skipped) -> bool:
         try:
@@ -118,12 +118,12 @@ def _files(path: Path) -> list[Path]:
     return files
 
 
-def _offsets(file: Path) -> Iterator[int]:
+def _lines(file: Path) -> Iterator[tuple[Path, int, int]]:
     with open_text(file), file.open("rb") as lines:
         offset = 0
-        for line in lines:
+        for number, line in enumerate(lines, 1):
             if line.strip():
-                yield offset
+                yield file, number, offset
             offset += len(line)
 
 
