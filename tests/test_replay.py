@@ -160,9 +160,9 @@ def test_hours_of_gaps_are_over_at_once(target):
 def test_what_the_client_does_takes_no_time_of_the_engine(target):
     one = target()
     before_s = one.clock()
-    sum(i * i for i in range(300_000))  # a session is read, say
+    sum(i * i for i in range(2_000_000))  # a session is read, say: a tenth of a second or so of this thread's
     assert one.clock() == before_s
-    assert one.wait(before_s + 10.0) == [] and one.clock() == pytest.approx(before_s + 10.0, abs=1e-3)
+    assert one.wait(before_s + 0.001) == [] and one.clock() < before_s + 0.05
 
 
 def test_a_trace_that_cannot_be_read_on_leaves_nothing_running():
