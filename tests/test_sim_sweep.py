@@ -101,6 +101,12 @@ def test_a_cluster_that_is_not_there(grid, monkeypatch):
         next(run_on_ray(points(grid), "auto"))
 
 
+def test_a_ray_cluster_gives_the_same_lines(grid, tmp_path):
+    pytest.importorskip("ray", reason="pip install 'minengine[ray]'")
+    asked = points(grid)[:2]
+    assert sweep(asked, tmp_path / "ray.jsonl", address="local") == sweep(asked, tmp_path / "here.jsonl", processes=1)
+
+
 # --- from a terminal ---------------------------------------------------------------------------------------------------
 
 def test_the_command_simulates_one_deployment(grid, tmp_path, capsys):

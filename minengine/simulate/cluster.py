@@ -208,6 +208,7 @@ class Cluster:
     def ended(self, request: SimRequest) -> None:
         flight = request.flight
         flight.ended, flight.error, flight.request = self.agenda.now, request.error, None
+        flight.runs = flight.ends = ()  # the pools keep those that are cached
         self._note(f"ended {request.finish_reason}", flight)
         self.router.finished(request.request_id)
         self.agenda.news(self.agenda.now + 1, self._follow, flight)

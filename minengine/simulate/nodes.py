@@ -87,12 +87,15 @@ class Table:
             return None
         first, stop, _ = part.indices(len(self))
         found: list[Piece] = []
-        at = 0
-        for run, a, b in self.pieces:
-            low, high = max(first, at), min(stop, at + b - a)
-            if run is not None and low < high:
-                found.append((run, a + low - at, a + high - at))
-            at += b - a
+        end = self.settled
+        for run, a, b in reversed(self.pieces):  # it is mostly the last ones that are asked for
+            begin = end - b + a
+            if run is not None and begin < stop and end > first:
+                found.append((run, a + max(first, begin) - begin, a + min(stop, end) - begin))
+            if begin <= first:
+                break
+            end = begin
+        found.reverse()
         return Table(found, sum(b - a for _, a, b in found))
 
     def __iter__(self) -> Iterator[Piece]:
