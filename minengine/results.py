@@ -16,9 +16,9 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, Callable, Mapping
 
-__all__ = ["ACCURACY", "Measurement", "RESULTS", "ResultError", "TOOLCHECK", "file_name", "read_results", "run_facts"]
+__all__ = ["ACCURACY", "Check", "Measurement", "RESULTS", "RUN", "ResultError", "SIZING", "TOOLCHECK", "check_fields", "file_name", "read_results", "run_facts"]
 
-ACCURACY, TOOLCHECK = "accuracy-", "toolcheck-"  # what the names of files begin with that have readers of their own
+ACCURACY, TOOLCHECK, SIZING = "accuracy-", "toolcheck-", "sizing.json"  # what the names of files begin with that have readers of their own
 RESULTS = Path(__file__).resolve().parents[1] / "book" / "results"
 
 
@@ -95,24 +95,24 @@ def file_name(kind: str, *parts: str) -> str:
 
 
 def read_results(folder: str | Path = RESULTS) -> dict[str, Measurement]:
-    """All stored measurements by name; none if the folder has no file. Accuracies and runs of the tool-call suite are files of their own, read by
-    `minengine.accuracy.stored` and `minengine.toolcheck.stored`.
+    """All stored measurements by name; none if the folder has no file. Accuracies, runs of the tool-call suite and points of simulated
+    deployments are files of their own, read by `minengine.accuracy.stored`, `minengine.toolcheck.stored` and `minengine.simulate.grid`.
 
     Raises:
         ResultError: a file is no JSON, a field is missing, unknown or wrong, or a name is there twice.
     """
     found: dict[str, Measurement] = {}
     for path in sorted(Path(folder).glob("*.json")):
-        if path.name.startswith((ACCURACY, TOOLCHECK)):
+        if path.name.startswith((ACCURACY, TOOLCHECK, SIZING)):
             continue
         try:
             run = json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:
             raise ResultError(f"{path.name}: is no JSON ({error}); write it with the command that measures") from error
-        _check(path.name, run, RUN)
+        check_fields(path.name, run, RUN)
         for one in run["measurements"]:
             where = f"{path.name}, measurement '{one.get('name', '?')}'"
-            _check(where, one, MEASUREMENT)
+            check_fields(where, one, MEASUREMENT)
             if not one["spread"][0] <= one["median"] <= one["spread"][1]:
                 raise ResultError(f"{where}, field 'spread': {one['spread']} leaves out the median {one['median']}; give the middle half")
             if one["name"] in found:
@@ -123,7 +123,8 @@ def read_results(folder: str | Path = RESULTS) -> dict[str, Measurement]:
     return found
 
 
-def _check(where: str, given: Any, checks: Mapping[str, Check]) -> None:
+def check_fields(where: str, given: Any, checks: Mapping[str, Check]) -> None:
+    """Raise ResultError unless `given` is an object with just these fields, each as its check wants it; `where` begins the message."""
     if not isinstance(given, dict):
         raise ResultError(f"{where}: is no object; it has the fields {', '.join(checks)}")
     for field, (is_right, wanted) in checks.items():

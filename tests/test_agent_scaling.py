@@ -30,7 +30,9 @@ def test_scaling_changes_lengths_and_nothing_else():
     assert longer.fitted == f"{model.fitted}, prompts times 2, answers times 0.5" and AgentModel.from_mapping(longer.mapping()) == longer
 
 
-@pytest.mark.parametrize("factors, message", [((0, 1), "scale=0"), ((1, -1), "output_scale=-1"), ((float("nan"), 1), "scale=nan"), ((1, float("inf")), "output_scale=inf")])
+@pytest.mark.parametrize("factors, message", [
+    ((0, 1), "scale=0"), ((1, -1), "output_scale=-1"), ((float("nan"), 1), "scale=nan"), ((1, float("inf")), "output_scale=inf"),
+])
 def test_a_factor_that_is_none_is_refused(factors, message):
     with pytest.raises(ConfigError, match=re.escape(message)):
         scaled_model(AgentModel.shipped(), *factors)

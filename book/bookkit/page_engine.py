@@ -14,7 +14,8 @@ from .inputs import ROOT
 
 __all__ = ["ENTRIES", "FILE", "PageEngineError", "closure", "write"]
 
-ENTRIES = ("minengine.simulate.answer", "minengine.simulate.timeline", "minengine.simulate.disagg")  # the one that is asked, and what a widget may ask for
+ENTRIES = (  # the one that is asked, what a widget may ask for, and what that imports when it needs it
+    "minengine.simulate.answer", "minengine.simulate.timeline", "minengine.simulate.disagg", "minengine.simulate.sizing", "minengine.simulate.step_model")
 FILE = "minengine.json"
 
 

@@ -150,7 +150,10 @@
         try {
           if (model.get("engine") !== "ready") model.set("engine", "loading");
           const source = await loaded();
-          while (!same(model.get("answer").settings, settings())) give(known() || (await source.ask(model.get("call"), settings())));
+          while (!same(model.get("answer").settings, settings())) {
+            const asked = settings(); // and what no setting changes, which need not be said again in each answer
+            give(known() || { ...(await source.ask(model.get("call"), { ...model.get("given"), ...asked })), settings: asked });
+          }
           model.set("engine", "ready");
         } catch (error) {
           cannot(failed(error.message));
