@@ -29,7 +29,7 @@ FEWER = {2: (32, 64), 3: (48, 72), 4: (48, 66, 96)}
 WIDER = ("TP8", "DEP8")
 WIDE = {1: (32, 64), 2: (48, 66, 96)}  # by decoders of eight GPUs
 VARIED: tuple[tuple[dict[str, Any], int], ...] = (  # one thing changed; longer gaps leave room for more sessions, so many times as many
-    ({"kv_cache_dtype": "fp8"}, 1), ({"max_num_batched_tokens": 2048}, 1), ({"max_num_batched_tokens": 8192}, 1), ({"prefill": "TEP8"}, 1),
+    ({"kv_cache_dtype": "fp8"}, 1), ({"max_num_batched_tokens": 8192}, 1), ({"prefill": "TEP8"}, 1),
     ({"gap_cap_s": 30}, 2), ({"gap_cap_s": 300}, 4),
 )
 

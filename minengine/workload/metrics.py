@@ -7,6 +7,7 @@ A metric that does not exist for a request (no output, one token) raises; it is 
 """
 from __future__ import annotations
 
+from math import fsum
 from typing import Iterable, Sequence
 
 from .. import arithmetic
@@ -71,7 +72,7 @@ def e2e_tok_s_user(latencies_s: Sequence[float], output_tokens: Sequence[int], h
     _demand(how in ("requests", "pooled"), f"how={how!r}: use 'requests' or 'pooled'")
     _pairs(latencies_s, output_tokens)
     if how == "pooled":
-        return e2e_tok_s(sum(latencies_s), sum(output_tokens))
+        return e2e_tok_s(fsum(latencies_s), sum(output_tokens))
     return mean(e2e_tok_s(latency, n) for latency, n in zip(latencies_s, output_tokens))
 
 

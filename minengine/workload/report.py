@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field, fields
+from math import fsum
 from typing import Any, Iterable, Mapping
 
 from .closed_loop import Turn
@@ -175,7 +176,7 @@ def _in_flight(records: list[Record], start_s: float, end_s: float) -> dict[str,
     for _, change in sorted([(begin, 1) for begin, _ in spans] + [(end, -1) for _, end in spans]):
         now += change
         most = max(most, now)
-    return {"in_flight_mean": sum(end - begin for begin, end in spans) / (end_s - start_s), "in_flight_most": most}
+    return {"in_flight_mean": fsum(end - begin for begin, end in spans) / (end_s - start_s), "in_flight_most": most}
 
 
 # --- to read ------------------------------------------------------------------------------------------------

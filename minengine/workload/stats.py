@@ -34,7 +34,7 @@ def median(values: Iterable[float]) -> float:
 
 
 def mean(values: Iterable[float]) -> float:
-    """Sum over count.
+    """Sum over count; the sum is rounded once, so that it is the same in every Python (from 3.12 on `sum` compensates for its roundings).
 
     Raises:
         ValueError: no values.
@@ -42,7 +42,7 @@ def mean(values: Iterable[float]) -> float:
     ordered = list(values)
     if not ordered:
         raise ValueError("values: is empty; a mean needs at least one value")
-    return sum(ordered) / len(ordered)
+    return math.fsum(ordered) / len(ordered)
 
 
 @dataclass(frozen=True, slots=True)
