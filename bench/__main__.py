@@ -10,13 +10,13 @@ import sys
 import time
 from importlib.util import find_spec
 
-from . import apart, bubble, churn, decode, memory, prefix, router, rows, scheduler, serve, simulate, step, throughput, tier, transfer, vllm_env
+from . import apart, bubble, churn, decode, memory, prediction, prefix, router, rows, scheduler, serve, simulate, step, throughput, tier, transfer, vllm_env
 from .harness import Bench, BenchError, Variant, host_facts
 from .table import as_json, render
 from .workload import make_workload, workload_hash
 
 GROUPS = {"scheduler": scheduler, "memory": memory, "prefix": prefix, "step": step, "rows": rows, "serve": serve, "decode": decode, "throughput": throughput,
-          "transfer": transfer, "tier": tier, "churn": churn, "router": router, "bubble": bubble, "apart": apart, "simulate": simulate}
+          "transfer": transfer, "tier": tier, "churn": churn, "router": router, "bubble": bubble, "apart": apart, "simulate": simulate, "prediction": prediction}
 NEEDS_PEERS = ("decode", "throughput")
 BUSY = 0.2  # cores
 
