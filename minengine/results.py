@@ -16,9 +16,10 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, Callable, Mapping
 
-__all__ = ["ACCURACY", "Check", "Measurement", "RESULTS", "RUN", "ResultError", "SIZING", "TOOLCHECK", "check_fields", "file_name", "read_results", "run_facts"]
+__all__ = ["ACCURACY", "Check", "Measurement", "PREDICTIONS", "RESULTS", "RUN", "ResultError", "SIZING", "TOOLCHECK", "check_fields", "file_name",
+           "read_results", "run_facts"]
 
-ACCURACY, TOOLCHECK, SIZING = "accuracy-", "toolcheck-", "sizing.json"  # what the names of files begin with that have readers of their own
+ACCURACY, TOOLCHECK, SIZING, PREDICTIONS = "accuracy-", "toolcheck-", "sizing.json", "predictions.json"  # files with readers of their own begin so
 RESULTS = Path(__file__).resolve().parents[1] / "book" / "results"
 
 
@@ -95,15 +96,16 @@ def file_name(kind: str, *parts: str) -> str:
 
 
 def read_results(folder: str | Path = RESULTS) -> dict[str, Measurement]:
-    """All stored measurements by name; none if the folder has no file. Accuracies, runs of the tool-call suite and points of simulated
-    deployments are files of their own, read by `minengine.accuracy.stored`, `minengine.toolcheck.stored` and `minengine.simulate.grid`.
+    """All stored measurements by name; none if the folder has no file. Accuracies, runs of the tool-call suite, points of simulated
+    deployments and predictions are files of their own, read by `minengine.accuracy.stored`, `minengine.toolcheck.stored`, `minengine.simulate.grid` and
+    `minengine.simulate.predictions`.
 
     Raises:
         ResultError: a file is no JSON, a field is missing, unknown or wrong, or a name is there twice.
     """
     found: dict[str, Measurement] = {}
     for path in sorted(Path(folder).glob("*.json")):
-        if path.name.startswith((ACCURACY, TOOLCHECK, SIZING)):
+        if path.name.startswith((ACCURACY, TOOLCHECK, SIZING, PREDICTIONS)):
             continue
         try:
             run = json.loads(path.read_text(encoding="utf-8"))

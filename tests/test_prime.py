@@ -6,14 +6,16 @@ from hypothesis import given, strategies as st
 
 from minengine.claims import read_claims
 from minengine.config import ConfigError
+from minengine.results import PREDICTIONS, RESULTS, ResultError
 from minengine.simulate import prime, prime_cluster, prime_steady
 from minengine.simulate.machine import machine
 from minengine.simulate.prediction import Prediction, table
 from minengine.simulate.prime_cluster import CLUSTER, Runs, at_bar
 from minengine.simulate.prime_steady import ONE_BY_ONE, decoding_requests, itl_ms, steady
 from minengine.simulate.rack_fit import Decoding, decode_model, itl_s, preset
+from minengine.simulate.predictions import keep, stored
 from minengine.workload.synthetic import write_agentx
-from minengine.workload.traces import read_agentx
+from minengine.workload.traces import find_traces, read_agentx
 
 GIVEN, GB200 = preset(), machine("gb200-nvl72")
 
@@ -21,18 +23,20 @@ GIVEN, GB200 = preset(), machine("gb200-nvl72")
 def reported_as_registered(found):
     claims = read_claims()
     for one in found:
-        if one.claim:
-            assert one.reported == pytest.approx(claims[one.claim].value) if not isinstance(one.reported, str) else one.reported == claims[one.claim].value
+        assert (one.id in claims) == one.claimed, one.id
+        if one.claimed:
+            assert one.reported == pytest.approx(claims[one.id].value) if not isinstance(one.reported, str) else one.reported == claims[one.id].value
+    assert len({one.id for one in found}) == len(found)
 
 
 # --- one prediction ------------------------------------------------------------------------------------------------
 
 def test_a_prediction_knows_its_error_and_whether_it_holds():
-    one = Prediction(claim="", what="speed", unit="tok/s", reported=100, predicted=112.0, within=0.1, note="why", spread={"otherwise": 90.0})
+    one = Prediction(id="one", what="speed", unit="tok/s", reported=100, predicted=112.0, within=0.1, note="why", spread={"otherwise": 90.0})
     assert one.error == pytest.approx(0.12) and one.holds is False
-    assert Prediction(claim="", what="", unit="", reported=100, predicted=109.0, within=0.1).holds is True
-    assert Prediction(claim="", what="", unit="", reported=100, predicted=109.0).holds is None
-    words = Prediction(claim="", what="", unit="", reported="1:4", predicted="1:3")
+    assert Prediction(id="one", what="", unit="", reported=100, predicted=109.0, within=0.1).holds is True
+    assert Prediction(id="one", what="", unit="", reported=100, predicted=109.0).holds is None
+    words = Prediction(id="one", what="", unit="", reported="1:4", predicted="1:3")
     assert words.error is None and words.holds is False
     shown = table([one, words])
     assert "+12.0%" in shown and "misses (10%)" in shown and "    why" in shown and "otherwise: 90" in shown
@@ -52,11 +56,11 @@ def test_what_is_reported_is_the_registrys(without_cluster):
 
 
 def test_only_what_was_asked_for_says_whether_it_holds(without_cluster):
-    assert {one.claim for one in without_cluster if one.within} == {"itl_tp8_ms", "itl_tp8_dcp4_ms"}
+    assert {one.id for one in without_cluster if one.within} == {"itl_tp8_ms", "itl_tp8_dcp4_ms"}
 
 
 def test_nothing_moves_by_an_assumption_that_it_does_not_hang_on(without_cluster):
-    spread = {one.claim: set(one.spread) for one in without_cluster if one.claim}
+    spread = {one.id: set(one.spread) for one in without_cluster}
     assert spread["nvlink_minus_ib_ttft_ms"] == set() and spread["tokens_nvfp4"] == set()
     assert spread["dep8_over_tep8_prefix"] == {"8 bits beside the experts"}
     assert "90% of it" in spread["itl_tp8_dcp4_ms"]
@@ -141,11 +145,12 @@ def test_every_figure_of_the_cluster_comes_from_runs_of_the_headline_with_one_ch
 def test_the_command_prints_what_needs_no_sessions_where_there_are_none_and_writes_json(monkeypatch, tmp_path, capsys):
     write_agentx(tmp_path / "agentx")
     out = tmp_path / "prime.json"
-    monkeypatch.setattr(prime_cluster, "CLUSTER", (lambda runs: iter([Prediction(claim="", what="a run", unit="", reported=1, predicted=len(runs.sessions))]),))
+    monkeypatch.setattr(prime_cluster, "CLUSTER", (lambda runs: iter([Prediction(id="one", what="a run", unit="", reported=1, predicted=len(runs.sessions))]),))
     assert prime.main(traces=str(tmp_path / "agentx"), out=str(out)) == 0
     assert "a run" in capsys.readouterr().out
-    kept = json.loads(out.read_text())
-    assert kept["preset"] == json.loads(json.dumps(GIVEN)) and kept["predictions"][-1]["predicted"] == 6
+    kept = stored(out)
+    assert kept.preset == json.loads(json.dumps(GIVEN)) and kept.rack == json.loads(json.dumps(GB200.mapping())) and kept["one"].predicted == 6
+    assert kept.command == "minengine simulate --preset prime-inference"
     with pytest.raises(ConfigError, match="no \\*.json"):
         prime.main(traces=str(tmp_path / "empty"))
     with pytest.raises(ConfigError, match="cannot be written"):
@@ -160,3 +165,41 @@ def test_invented_sessions_predict_nothing(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(prime_cluster, "CLUSTER", ())
     assert prime.main() == 0
     assert "no recorded sessions" in capsys.readouterr().out
+
+
+# --- what is kept --------------------------------------------------------------------------------------------------
+
+def test_a_table_that_is_kept_is_read_as_it_was_and_a_spoiled_one_is_refused(tmp_path, without_cluster):
+    path = tmp_path / "predictions.json"
+    keep(path, without_cluster, command="a command", preset=GIVEN, rack=GB200.mapping())
+    kept = stored(path)
+    assert list(kept.predictions) == without_cluster
+    run = json.loads(path.read_text())
+    for spoil, words in (({"predictions": []}, "predictions"), ({"rack": 1}, "rack"), ({"more": 1}, "more"), ({"commit": ""}, "commit")):
+        path.write_text(json.dumps({**run, **spoil}))
+        with pytest.raises(ResultError, match=words):
+            stored(path)
+    path.write_text(json.dumps({**run, "predictions": [{**run["predictions"][0], "unit": "ms", "id": ""}]}))
+    with pytest.raises(ResultError, match="prediction 0, field 'id'"):
+        stored(path)
+    path.write_text("{")
+    with pytest.raises(ResultError, match="no JSON"):
+        stored(path)
+    with pytest.raises(ResultError, match="cannot be opened"):
+        stored(tmp_path / "none.json")
+
+
+@pytest.mark.skipif(not (RESULTS / PREDICTIONS).is_file(), reason="the table is not kept yet")
+def test_the_kept_table_is_what_this_code_predicts(without_cluster):
+    kept = stored()
+    assert kept.preset == json.loads(json.dumps(GIVEN)) and kept.rack == json.loads(json.dumps(GB200.mapping()))
+    for one in without_cluster:
+        assert kept[one.id].predicted == (pytest.approx(one.predicted) if isinstance(one.predicted, float) else one.predicted), one.id
+        assert kept[one.id].spread == pytest.approx(one.spread) and kept[one.id].note == one.note
+    source = find_traces()
+    if source.synthetic:
+        pytest.skip("no recorded sessions here")
+    recorded = [one for path in sorted(source.agentx.glob("*.json")) for one in read_agentx(path)]
+    found = Runs(prime.deployment, prime.loop, prime.replayed(recorded), recorded=recorded)(gap_cap_s=300.0)  # the run with least in it
+    for name, metric in (("c66_tok_s_user", "e2e_tok_s_user"), ("c66_tok_s_gpu", "output_tok_s_gpu"), ("c66_in_flight", "in_flight_mean")):
+        assert kept[name].spread["gaps of up to 300 s"] == found[metric]

@@ -13,7 +13,7 @@ class Prediction:
     """One figure of the source that the models here were not fitted to.
 
     Attributes:
-        claim: its id in book/claims.yml; "" where it is arithmetic on others.
+        id: of the claim in book/claims.yml that it is; of its own where there is none (`claimed` is false).
         what, unit: in words.
         reported, predicted: a number each, or words.
         within: the relative error that was asked for; None: none was, or the figures are words.
@@ -22,12 +22,13 @@ class Prediction:
         spread: predicted under other assumptions, by assumption.
     """
 
-    claim: str
+    id: str
     what: str
     unit: str
     reported: float | str
     predicted: float | str
     within: float | None = None
+    claimed: bool = True
     label: str = "reasoned"
     note: str = ""
     spread: dict[str, float] = field(default_factory=dict)

@@ -1,7 +1,6 @@
 """`minengine simulate --preset prime-inference`: what was reported of one deployment beside what the models here predict of it."""
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,7 +11,9 @@ from ..workload.scaling import scaled
 from ..workload.stats import mean
 from ..workload.traces import Session
 from .deployment import Deployment
+from .machine import machine
 from .prediction import Prediction, table
+from .predictions import keep
 from .rack_fit import preset
 
 __all__ = ["deployment", "loop", "main", "predictions", "replayed"]
@@ -67,7 +68,7 @@ def main(quick: bool = False, out: str | None = None, traces: str | None = None)
 
     Args:
         quick: a third of the simulated time in each run.
-        out: a file for the same as JSON.
+        out: a file that keeps the same, see predictions.py.
         traces: a folder with AgentX sessions; None: as `find_traces` finds them. Of invented ones nothing is simulated.
 
     Raises:
@@ -85,9 +86,9 @@ def main(quick: bool = False, out: str | None = None, traces: str | None = None)
     if sessions is None:
         print("\nWhat needs the cluster is left out: there are no recorded sessions here, and invented ones predict nothing. Set MINENGINE_TRACES.")
     if out:
-        text = json.dumps({"preset": preset(), "predictions": [one.record() for one in found]}, indent=1)
+        command = "minengine simulate --preset prime-inference" + (" --quick" if quick else "")
         try:
-            Path(out).write_text(text + "\n", encoding="utf-8")
+            keep(out, found, command=command, preset=preset(), rack=machine(preset()["deployment"]["machine"]).mapping())
         except OSError as error:
             raise ConfigError(f"out={out!r}: cannot be written ({error.strerror})") from error
     return 0

@@ -67,9 +67,9 @@ def headline(runs: Runs) -> Iterator[Prediction]:
              ("c66_tok_s_gpu", "output per GPU", "tok/s per GPU", 100, "output_tok_s_gpu",
               f"of {shown(found['requests'])} requests, {shown(found['input_tokens_mean'])} and {shown(found['output_tokens_mean'])} tokens in the mean"),
              ("c66_in_flight", "requests in flight", "requests", 23.8, "in_flight_mean", f"of 66 sessions, with gaps of up to {GAP_CAPS_S[0]} s"))
-    for claim, what, unit, reported, metric, note in asked:
-        yield Prediction(claim=claim, what=what, unit=unit, reported=reported, predicted=found[metric], within=0.10, label="simulated", note=note,
-                         spread={name: one[metric] for name, one in variants.items()})
+    for name, what, unit, reported, metric, note in asked:
+        yield Prediction(id=name, what=what, unit=unit, reported=reported, predicted=found[metric], within=0.10, label="simulated", note=note,
+                         spread={words: one[metric] for words, one in variants.items()})
 
 
 def at_bar(points: Sequence[tuple[float, float]], bar: float = BAR) -> float | None:
@@ -89,9 +89,9 @@ def ratios(runs: Runs) -> Iterator[Prediction]:
         sessions[decoders] = at_bar([(count, runs({"decoders": decoders}, concurrency=count)["e2e_tok_s_user"]) for count in labelled]) or 0.0
     best = max(sessions, key=sessions.__getitem__)
     note = "sessions at the bar, between the points: " + ", ".join(f"1:{decoders} {shown(count)}" for decoders, count in sessions.items())
-    yield Prediction(claim="best_ratio", what="ratio that serves most sessions at 100 tok/s", unit="", reported="1:4", predicted=f"1:{best}",
+    yield Prediction(id="best_ratio", what="ratio that serves most sessions at 100 tok/s", unit="", reported="1:4", predicted=f"1:{best}",
                      label="simulated", note=note)
-    yield Prediction(claim="c66_sessions", what="sessions at 100 tok/s on 1:4", unit="sessions", reported=66, predicted=sessions[4], label="simulated",
+    yield Prediction(id="c66_sessions", what="sessions at 100 tok/s on 1:4", unit="sessions", reported=66, predicted=sessions[4], label="simulated",
                      note="reported: 66 at 101 tok/s")
 
 
@@ -110,9 +110,9 @@ def budget(runs: Runs) -> Iterator[Prediction]:
              ("queue_wait_cut", "wait", "cut of that wait", "of it", 0.80,
               "most of a wait is a part of a step, at any load; the source must have had a queue at 8K that was gone at 4K"),
              ("ttft_cut_4k", "median", "cut of the median time to first token", "of it", 0.20, f"of the mean {found['mean']:.2f}"))
-    for claim, name, what, unit, reported, note in asked:
-        yield Prediction(claim=claim, what=what, unit=unit, reported=reported, predicted=found[name], within=0.30, label="simulated", note=note,
-                         spread={"32 sessions": fewer[name]})
+    for name, key, what, unit, reported, note in asked:
+        yield Prediction(id=name, what=what, unit=unit, reported=reported, predicted=found[key], within=0.30, label="simulated", note=note,
+                         spread={"32 sessions": fewer[key]})
 
 
 def together_or_apart(runs: Runs) -> Iterator[Prediction]:
@@ -122,7 +122,7 @@ def together_or_apart(runs: Runs) -> Iterator[Prediction]:
     cuts = {}
     for name, engines in (("TP4", 6), ("TP8", 3), ("DEP8", 3)):
         cuts[name] = _cut(runs({"topology": name, "engines": engines})["itl_s_p90"], apart)
-    yield Prediction(claim="pd_p90_itl_cut", what="cut of p90 inter-token latency by splitting, against six TP4 engines", unit="of it", reported=0.40,
+    yield Prediction(id="pd_p90_itl_cut", what="cut of p90 inter-token latency by splitting, against six TP4 engines", unit="of it", reported=0.40,
                      predicted=cuts["TP4"], label="simulated", note="what the source split was not said; against three TP8 or DEP8: "
                      f"{cuts['TP8']:.2f}, {cuts['DEP8']:.2f}")
 
@@ -134,7 +134,7 @@ def wide(runs: Runs) -> Iterator[Prediction]:
     one = runs({**doubled, "prefill": "DEP16"}, concurrency=132)
     two = runs({**doubled, "prefills": 2}, concurrency=132)
     ratio = {name: one[name] / two[name] for name in ("prefill_step_s_mean", "ttft_s_mean", "ttft_s_p50")}
-    yield Prediction(claim="dep16_over_2x_dep8", what="a prefill step of one DEP16 over one of two DEP8", unit="times", reported=1.179,
+    yield Prediction(id="dep16_over_2x_dep8", what="a prefill step of one DEP16 over one of two DEP8", unit="times", reported=1.179,
                      predicted=ratio["prefill_step_s_mean"], within=0.05 / 1.179, label="simulated",
                      note="what took longer was not said: this reading is ours. Of the time to first token the mean is "
                           f"{ratio['ttft_s_mean']:.2f}, the median {ratio['ttft_s_p50']:.2f} times")

@@ -159,12 +159,12 @@ def _transfer_note(machine: Machine, given: Mapping[str, Any]) -> str:
 
 Figure = Callable[[Machine, Mapping[str, Any]], float]
 Note = Callable[[Machine, Mapping[str, Any]], str]
-STEADY: tuple[tuple[str, str, str, float, float | None, Figure, Note | str], ...] = (  # claim, what, unit, reported, error asked for, predicted, note
+STEADY: tuple[tuple[str, str, str, float, float | None, Figure, Note | str], ...] = (  # id, what, unit, reported, error asked for, predicted, note
     ("itl_tp8_ms", "inter-token latency of TP8", "ms", 6.74, 0.15, lambda machine, given: itl_ms(machine, given, "TP8"), ""),
     ("itl_tp8_dcp4_ms", "inter-token latency of TP8 with DCP4, without guesses", "ms", 14.02, 0.15, dcp_itl_ms, _dcp_note),
     ("dep8_window_ms", "window of one chunk and 15 dummy forwards on DEP8", "ms", 678, None, dummy_window_ms,
      "28 ms of the distance are the chunk itself: 436 by its parts, 408 reported"),
-    ("", "a dummy forward of DEP8", "ms", 18.0, None, dummy_forward_ms, "reported: (678 - 408) / 15"),
+    ("dummy_forward_ms", "a dummy forward of DEP8", "ms", 18.0, None, dummy_forward_ms, "reported: (678 - 408) / 15"),
     ("attention_share", "attention's part of a decode step at 32 sessions", "of the step", 0.08, None, attention_share, _attention_note),
     ("tokens_nvfp4", "tokens cached by a decoder, 4-bit rows", "tokens", 1.63e6, None, tokens_nvfp4, _tokens_note),
     ("dep8_over_tep8_prefix", "prefix cache of DEP8 over TEP8", "times", 5, None, prefix_ratio, ""),
@@ -177,14 +177,14 @@ def steady(machine: Machine | None = None, given: Mapping[str, Any] | None = Non
     """All of them."""
     machine, given = read_machine("gb200-nvl72") if machine is None else machine, preset() if given is None else given
     others = dict(_others(machine, given)) if spread else {}
-    for claim, what, unit, reported, within, figure, note in STEADY:
+    for name, what, unit, reported, within, figure, note in STEADY:
         value = figure(machine, given)
-        yield Prediction(claim=claim, what=what, unit=unit, reported=reported, predicted=value, within=within,
+        yield Prediction(id=name, what=what, unit=unit, reported=reported, predicted=value, within=within, claimed=name != "dummy_forward_ms",
                          note=note if isinstance(note, str) else note(machine, given),
-                         spread=_moved(value, {name: figure(*other) for name, other in others.items()}))
+                         spread=_moved(value, {words: figure(*other) for words, other in others.items()}))
     fixed = given["calibration"]["itl"]["ms"]
     latencies = {**fixed, "TP8": itl_ms(machine, given, "TP8"), "TP8+DCP4": dcp_itl_ms(machine, given)}
-    yield Prediction(claim="", what="decode topologies by latency, quickest first", unit="", reported="TP4, TP8, DEP8, TP8+DCP4",
+    yield Prediction(id="decode_order", claimed=False, what="decode topologies by latency, quickest first", unit="", reported="TP4, TP8, DEP8, TP8+DCP4",
                      predicted=", ".join(sorted(latencies, key=latencies.__getitem__)), note=f"{' and '.join(fixed)} are inputs")
 
 
