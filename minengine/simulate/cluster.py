@@ -72,6 +72,8 @@ class Cluster:
         self.flights: list[Flight] = []
         self.parked: deque[Flight] = deque()  # that wait for a place
         self.under_way = 0
+        self.seen = Gaps()  # of the time of the metrics, when that is over
+        self._cold = loop.cold()
         self._digest, self._lines = sha256(), []
         self._hand_over: dict[str, int] = {}  # how long it takes, by prefill engine
         d = deployment
@@ -123,7 +125,6 @@ class Cluster:
         self.agenda.news(self.end, self._window, False)
         for delay_s, turn in self.loop.begin():
             self._begins(0, delay_s, turn)
-        self._cold = self.loop.cold()
         self._next_cold()
         shown = 0
         while self.agenda.next():

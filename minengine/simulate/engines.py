@@ -108,6 +108,7 @@ class Engine:
         self.loads = [0] * len(schedulers)  # unfinished requests of each rank
         self._rank_of: dict[SimRequest, int] = {}
         self._steps: list[Step] | None = None  # that are being computed
+        self._works: list[Work] = []
         self._span = Span(0, 0, 0, 0)
         self._done = 0  # steps of the span that are booked
         self._due: int | None = None  # when the next boundary is
