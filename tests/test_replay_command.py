@@ -57,6 +57,7 @@ def test_the_same_sessions_on_the_engine_and_on_the_simulator_with_both_timeline
         if of[0][turn]["end_s"] is not None and of[1][turn]["end_s"] is not None:
             assert of[0][turn]["output_tokens"] == of[1][turn]["output_tokens"]
             assert of[0][turn]["cached_tokens"] == of[1][turn]["cached_tokens"]  # and the same finds, where the pool holds all
+    assert simulator["metrics"]["gap_s_p50"] > 0 and engine["metrics"]["gap_s_p50"] is None
     records = [Record(**r) for r in engine["records"]]
     assert report(records, engine["seconds"])["ttft_s_p50"] == engine["metrics"]["ttft_s_p50"]
     above, below = lanes((tmp_path / "r.svg").read_text())

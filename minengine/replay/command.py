@@ -108,8 +108,7 @@ def _run(args: argparse.Namespace) -> int:
         replays.append(_replay(args, loop, target))
     if args.target in ("sim", "both"):
         replays.append(_simulated(args, engine, sessions, options, slo))
-    reports = {one.label: report(one.records, max(one.seconds - args.warm_s, 1e-9), gpus if one.label != "simulator" else 1, start_s=args.warm_s, slo=slo)
-               for one in replays}
+    reports = {one.label: one.metrics or report(one.records, max(one.seconds - args.warm_s, 1e-9), gpus, start_s=args.warm_s, slo=slo) for one in replays}
     print(table(reports))
     _say(replays, skipped)
     if args.json is not None:
@@ -195,7 +194,7 @@ def _simulated(args: argparse.Namespace, engine: EngineArgs, sessions: Iterable[
     with tqdm(total=100, unit="%", bar_format="{l_bar}{bar}", disable=None) as bar:
         result = simulate(deployment, sessions, duration_s=args.duration_s, warm_s=args.warm_s, slo=slo,
                           progress=lambda share: bar.update(100 * share - bar.n), **options)
-    return Replay("simulator", result.records, args.duration_s)
+    return Replay("simulator", result.records, args.duration_s, metrics=result.metrics)
 
 
 def _pool_tokens(engine: EngineArgs) -> int:

@@ -41,6 +41,7 @@ class Replay:
     records: list[Record]  # in the order of arrivals
     seconds: float
     stopped: str | None = None  # why it ended before its time
+    metrics: dict[str, float | None] | None = None  # where whoever served has them already
 
 
 def replay(loop: ClosedLoop, target: Target, duration_s: float, *, most: int | None = None,

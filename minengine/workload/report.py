@@ -106,6 +106,7 @@ DEFINITIONS: dict[str, tuple[str, str]] = {  # name: unit, definition
     **{f"ttft_s_{how}": ("s", "first token - arrival (AIPerf's TTFT): queueing and prefill are inside") for how in _SPREAD},
     **{f"queue_s_{how}": ("s", "first computed on - arrival") for how in _SPREAD},
     **{f"itl_s_{how}": ("s", "(latency - TTFT) / (output tokens - 1), one number a request (AIPerf's ITL)") for how in _SPREAD},
+    **{f"gap_s_{how}": ("s", "between two neighbouring tokens of an answer, all gaps of all requests; the simulator alone tells it") for how in _SPREAD[1:]},
     "e2e_tok_s_user": ("tok/s", "mean over requests of output tokens / latency (the article's E2E tok/s/user, read as a mean over requests)"),
     "e2e_tok_s_user_pooled": ("tok/s", "all output tokens / all latencies; throughput / this = requests in flight"),
     "decode_tok_s_user": ("tok/s", "mean over requests of 1 / ITL (AIPerf's tok/s/user): neither queue nor first token inside"),
