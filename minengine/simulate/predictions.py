@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from ..results import PREDICTIONS, RESULTS, RUN, ResultError, check_fields
-from .prediction import Prediction
+from .prediction import Prediction, shown
 
-__all__ = ["Kept", "keep", "stored"]
+__all__ = ["Kept", "keep", "shown", "stored"]
 
 MAPPING = (lambda v: isinstance(v, dict), "a mapping")
 FIELDS = {
