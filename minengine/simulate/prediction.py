@@ -34,6 +34,11 @@ class Prediction:
     spread: dict[str, float] = field(default_factory=dict)
 
     @property
+    def claim(self) -> str:
+        """Its id in book/claims.yml; empty where it is no claim."""
+        return self.id if self.claimed else ""
+
+    @property
     def error(self) -> float | None:
         """predicted / reported - 1; None for words."""
         return None if isinstance(self.reported, str) else self.predicted / self.reported - 1
