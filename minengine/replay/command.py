@@ -88,7 +88,8 @@ def _run(args: argparse.Namespace) -> int:
         raise ConfigError(f"duration_s={args.duration_s!r}, warm_s={args.warm_s!r}: use a time, and less of it for warming up")
     if args.plot is not None and args.plot.suffix != ".svg":
         raise ConfigError(f"plot={str(args.plot)!r}: is drawn as SVG; use a name that ends in .svg")
-    slo = Slo(ttft_s=args.slo_ttft_s, itl_s=args.slo_itl_s, e2e_tok_s=args.slo_e2e_tok_s)
+    limits = {"ttft_s": args.slo_ttft_s, "itl_s": args.slo_itl_s, "e2e_tok_s": args.slo_e2e_tok_s}
+    slo = Slo(**limits) if any(limit is not None for limit in limits.values()) else None
     for path in (args.json, args.plot):
         if path is not None:
             path.touch()  # what cannot be written is known before the replay, not after it
@@ -112,7 +113,7 @@ def _run(args: argparse.Namespace) -> int:
     print(table(reports))
     _say(replays, skipped)
     if args.json is not None:
-        _write_json(args, options, slo, replays, reports)
+        _write_json(args, {**options, "slo": limits}, replays, reports)
     if args.plot is not None:
         from .figure import timelines
 
@@ -174,7 +175,7 @@ def _replay(args: argparse.Namespace, loop: ClosedLoop, target: Any) -> Replay:
         return replay(loop, target, args.duration_s, most=args.requests, tell=tell)
 
 
-def _simulated(args: argparse.Namespace, engine: EngineArgs, sessions: Iterable[Session], options: dict[str, Any], slo: Slo) -> Replay:
+def _simulated(args: argparse.Namespace, engine: EngineArgs, sessions: Iterable[Session], options: dict[str, Any], slo: Slo | None) -> Replay:
     """One engine like this one in virtual time: its scheduler and its pool, and the machine's costs."""
     from tqdm import tqdm
 
@@ -221,11 +222,11 @@ def _say(replays: list[Replay], skipped: Skipped | None) -> None:
             print(f"minengine: the replay ended after {one.seconds:.0f} s: {one.stopped}", file=sys.stderr)
 
 
-def _write_json(args: argparse.Namespace, options: dict[str, Any], slo: Slo, replays: list[Replay], reports: dict[str, dict[str, float | None]]) -> None:
+def _write_json(args: argparse.Namespace, options: dict[str, Any], replays: list[Replay], reports: dict[str, dict[str, float | None]]) -> None:
     from ..results import run_facts
 
     settings = {"trace": args.trace, "target": args.target, "scale": args.scale, "output_scale": args.output_scale or args.scale,
-                "duration_s": args.duration_s, "warm_s": args.warm_s, "block_size": args.block_size, **options, "slo": asdict(slo)}
+                "duration_s": args.duration_s, "warm_s": args.warm_s, "block_size": args.block_size, **options}
     text = {**run_facts("minengine replay"), "settings": settings, "definitions": {name: {"unit": unit, "definition": what} for name, (unit, what) in
                                                                                  DEFINITIONS.items()},
             "replays": [{"label": one.label, "seconds": one.seconds, "stopped": one.stopped, "metrics": reports[one.label],
