@@ -16,7 +16,8 @@ from minengine.workload.closed_loop import ClosedLoop
 from minengine.workload.report import Record, report
 from minengine.workload.sessions import Session, Subagent, TraceError, TraceRequest
 
-TINY = dict(model="llama", device="cpu", num_threads=1, block_size=16, num_gpu_blocks_override=128, max_model_len=512, max_num_batched_tokens=64, max_num_seqs=8)
+TINY = dict(model="llama", device="cpu", num_threads=1, block_size=16, num_gpu_blocks_override=128, max_model_len=512, max_num_batched_tokens=64,
+            max_num_seqs=8)
 
 
 def prompt(start_s, ids, output=4, think=None, rest=3):
