@@ -158,6 +158,12 @@ def test_hours_of_gaps_are_over_at_once(target):
     assert len(arrivals) == 4 and all(b - a >= 5000.0 for a, b in zip(arrivals, arrivals[1:])) and found.seconds >= 15_000
 
 
+def test_what_is_under_way_at_the_end_says_how_far_it_has_come(target):
+    loop = ClosedLoop(iter([Session("a", 16, (prompt(0.0, range(2), output=400),)), Session("b", 16, (prompt(0.0, range(2), output=1),))]), concurrency=2)
+    long, short = replay(loop, target(), 1e4, most=1).records
+    assert short.answered and long.end_s is None and long.output_tokens == 0 and 0 <= long.admitted_s <= long.first_token_s <= short.end_s
+
+
 def test_what_the_client_does_takes_no_time_of_the_engine(target):
     one = target()
     before_s = one.clock()

@@ -100,14 +100,20 @@ class EngineTarget:
 
     def _end(self, output: RequestOutput) -> tuple[Turn, Record]:
         turn, record, request = self._under_way.pop(output.request_id)
-        times, loaded = output.metrics, request.num_loaded_tokens
-        record.admitted_s, record.first_token_s, record.end_s = times.admitted_s, times.prefill_end_s, times.finished_s
+        loaded = request.num_loaded_tokens
+        self._stamp(record, request)
+        record.end_s = output.metrics.finished_s
         record.error, record.output_tokens, record.cached_tokens = output.error, len(output.outputs[0].token_ids), output.num_cached_tokens
         record.num_hits_by_tier = {"device": record.cached_tokens - loaded, **({self._tier: loaded} if self._connector is not None else {})}
         return turn, record
 
+    @staticmethod
+    def _stamp(record: Record, request: Request) -> None:
+        record.admitted_s, record.first_token_s = request.timeline.admitted_s, request.timeline.prefill_end_s
+
     def close(self) -> None:
-        for name in self._under_way:
+        for name, (_, record, request) in self._under_way.items():
+            self._stamp(record, request)  # how far it has come
             self.engine.abort_request(name)
         if self._connector is not None:
             self._connector.close()
