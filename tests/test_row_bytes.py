@@ -197,6 +197,7 @@ def test_limits_and_formats_are_the_same_in_the_page():
 
 
 def test_the_package_offers_its_widgets_and_nothing_else():
-    assert minwidgets.__all__ == ["CopyCount", "KernelFloor", "MemoryLadder", "PrefillDecode", "RowBytes", "StepTimeline", "TokenMask"] and minwidgets.RowBytes is RowBytes
+    assert minwidgets.__all__ == ["CopyCount", "KernelFloor", "MemoryLadder", "ParetoExplorer", "PrefillDecode", "RowBytes", "StepTimeline", "TokenMask"]
+    assert minwidgets.RowBytes is RowBytes
     with pytest.raises(AttributeError, match="no attribute 'Rows'"):
         minwidgets.Rows

@@ -12,13 +12,15 @@ import pytest
 from browsing import Watched, browser  # noqa: F401  (a fixture)
 
 from minengine.simulate.disagg import prefill_decode
+from minengine.simulate.grid import stored
+from minengine.simulate.sizing import DEFAULTS, point
 from minengine.simulate.timeline import timeline
 
 ROOT = Path(__file__).resolve().parents[1]
 pytestmark = pytest.mark.browser
 CODE = "from minwidgets import {0}\n\nwidget = {0}()\nwidget"
 NOTEBOOKS = {"row": "RowBytes", "steps": "StepTimeline", "kernel": "KernelFloor", "mask": "TokenMask", "copies": "CopyCount",
-             "apart": "PrefillDecode", "memory": "MemoryLadder"}
+             "apart": "PrefillDecode", "memory": "MemoryLadder", "sizing": "ParetoExplorer"}
 QUIET = {"fetchNews": "false", "checkForUpdates": False, "doNotDisturbMode": True}  # else it asks whether to look for news, and looks for updates
 # Runs code in the open notebook's kernel; gives the value of an expression after it, as repr.
 IN_KERNEL = """async ([code, expression]) => {
@@ -293,5 +295,39 @@ def test_a_kernel_answers_prefill_and_decode(browser, lab):  # noqa: F811
         assert kernel("", "(widget.streams, widget.load_admission, widget.engine)") == "(7, 'poll', '')"
         page.locator(".pd").get_by_role("button", name="Reset").click()
         wait_for_gaps()
+        wrong = [text for text in watched.wrong if text.startswith(("off-host", "uncaught"))]
+        assert not wrong, wrong
+
+
+def test_a_kernel_answers_the_pareto_explorer(browser, lab):  # noqa: F811
+    few = {"warm_s": 10, "window_s": 30}
+    with Watched(browser, 1280) as watched:
+        page = watched.page
+        run_all(page, lab + "sizing.ipynb", ".pe svg path.pe-mark")
+
+        def kernel(code, expression):
+            return page.evaluate(IN_KERNEL, [code, expression])
+
+        def wait_for_point(value):
+            texts = [f"{float(f'{value[name]:.3g}'):g}" for name in ("e2e_tok_s_user", "output_tok_s_gpu", "in_flight_mean")]
+            page.wait_for_function("""(texts) => document.querySelector('.pe[aria-busy=false]') &&
+                [...document.querySelectorAll('.pe .rb-stat')].slice(0, 3).map((it) => it.textContent).join() === texts""", arg=",".join(texts))
+
+        def ahead(**settings):
+            return next(one["value"] for one in stored().points if one["settings"] == {**DEFAULTS, **settings})
+
+        wait_for_point(ahead())
+        # Python -> page
+        kernel("with widget.hold_trait_notifications():\n    widget.decoders, widget.sessions = 3, 48", "0")
+        wait_for_point(ahead(decoders=3, sessions=48))
+        assert "sessions=0: use a whole number from 1 to 1000" in kernel("widget.sessions = 0", "0")
+        # page -> Python, which simulates what nobody had
+        kernel(f"widget.given = {{**widget.given, **{few}}}", "0")
+        page.locator(".pe input[type=number][id$='-sessions']").fill("5")
+        page.locator(".pe").get_by_role("button", name="Simulate it here").click()
+        wait_for_point(point(**{**DEFAULTS, "decoders": 3, "sessions": 5}, **{**stored().given, **few}))
+        assert kernel("", "(widget.sessions, widget.point['window_s'], widget.engine)") == "(5, 30, '')"
+        page.locator(".pe").get_by_role("button", name="Reset").click()
+        wait_for_point(ahead())
         wrong = [text for text in watched.wrong if text.startswith(("off-host", "uncaught"))]
         assert not wrong, wrong

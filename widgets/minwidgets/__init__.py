@@ -4,8 +4,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-_HOME = {"CopyCount": "copy_count", "KernelFloor": "kernel_floor", "MemoryLadder": "memory_ladder", "PrefillDecode": "prefill_decode", "RowBytes": "row_bytes",
-         "StepTimeline": "step_timeline", "TokenMask": "token_mask"}
+_HOME = {"CopyCount": "copy_count", "KernelFloor": "kernel_floor", "MemoryLadder": "memory_ladder", "ParetoExplorer": "pareto_explorer",
+         "PrefillDecode": "prefill_decode", "RowBytes": "row_bytes", "StepTimeline": "step_timeline", "TokenMask": "token_mask"}
 
 __all__ = [*_HOME]
 
