@@ -23,7 +23,7 @@ from minengine.simulate.sizing import DEFAULTS, point
 from minengine.workload.agent_scaling import scaled_to
 from minengine.workload.generator import AgentModel
 
-WINDOW_S = 600  # after the preset's time for warming up; half of its window, which moves the headline by 2%
+WINDOW_S = 600  # after the preset's time for warming up; half of its window
 RATIOS = {2: (16, 32, 48, 64), 3: (24, 48, 60, 72, 96), 4: (32, 42, 54, 64, 66, 80, 96), 6: (48, 66, 96, 128)}  # sessions, by decoders of four GPUs
 FEWER = {2: (32, 64), 3: (48, 72), 4: (48, 66, 96)}
 WIDER = ("TP8", "DEP8")

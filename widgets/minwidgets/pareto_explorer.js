@@ -47,9 +47,9 @@ function render({ model, el }) {
   const ask = make("button", { type: "button", class: "rb-button" }, "Simulate it here");
   const asking = make("div", { class: "pe-ask" }, note, clock, ask);
   const source = make("p", { class: "rb-fine" });
-  const terms = make("p", { class: "rb-fine" }, "All of it is simulated but the star. E2E tok/s per user: a request’s output tokens over its whole time, queue " +
-    "and first token included; the mean over requests. Output tok/s per GPU: over all GPUs, those of prefill too. Between two points a curve is taken " +
-    "for a straight line. A session is not a request in flight: between its requests its tools run.");
+  const terms = make("p", { class: "rb-fine" }, "All of it is simulated but the star. E2E tok/s per user: a request’s output tokens over its whole time, " +
+    "queue and first token included; the mean over requests. Output tok/s per GPU: over all GPUs, those of prefill too. Between two points a curve is " +
+    "taken for a straight line. A session is not a request in flight: between its requests its tools run.");
 
   // --- setting, and asking
   /** Set some of the settings: at once where the answer is there, or with `near` where one is near in the rest; else they wait to be asked for. */

@@ -163,5 +163,6 @@ class ParetoExplorer(PageWidget):
 def _told(grid: Grid, points: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """What the page says of where its points come from."""
     from_grid = bool(points) and points is grid.points
-    return {"source": f"Points were simulated ahead by {grid.command}, {grid.date}." if from_grid else "",
+    told = f"Points were simulated ahead by {grid.command}, {grid.date}. Agents are drawn from a model that was fitted to {grid.given['agents']['fitted']}."
+    return {"source": told if from_grid else "",
             "window_s": grid.given["window_s"] if from_grid else HERE["window_s"], "here_s": HERE["window_s"]}
