@@ -59,7 +59,7 @@ class DataEngine(FirstEngine):
         self._told = [Report([], [], 0, 0, [], True)] * group.size
         self._held: list[tuple[str, Any]] = []
         self._woken = False
-        self._prefixes = Prefixes()
+        self._prefixes = Prefixes(max(1 << 16, group.size * self.pool.num_blocks))  # as many as can be cached
 
     # --- requests -----------------------------------------------------------------------------------------------
 
