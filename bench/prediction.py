@@ -21,7 +21,7 @@ SETTINGS = {  # live sessions, tokens of a step
     "8-sessions": (8, 256),
 }
 SCALE, OUTPUT_SCALE, GAP_CAP_S = 0.02, 0.06, 2.0
-BLOCK_SIZE, POOL_TOKENS, DURATION_S = 16, 65_536, 90.0
+BLOCK_SIZE, POOL_TOKENS, DURATION_S = 16, 65_536, 60.0
 ROUNDS = 3
 METRICS = {"ttft_s_mean": "mean time to first token", "itl_s_mean": "mean inter-token latency", "output_tok_s": "output tokens a second",
            "e2e_tok_s_user": "E2E tokens a second of a user, mean"}
