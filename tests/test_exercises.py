@@ -13,6 +13,7 @@ from minengine import check
 from minengine.exercises import Function, Number, UnknownExercise, WrongAnswer, known
 from minengine.exercises.kinds import same
 from minengine.workload import traces
+from minengine.workload.stats import percentile
 
 ROOT = Path(__file__).resolve().parents[1]
 CHAPTERS = {path.stem[:2]: path.read_text(encoding="utf-8") for path in sorted((ROOT / "chapters").glob("[0-9][0-9]-*.md"))}
@@ -155,6 +156,13 @@ def known_runs(chain, device, tier):
     return here, there - here, len(chain) - there
 
 
+def decoders(sessions, context_tokens, card_tokens, name, whole=True):
+    ranks, _, context = name.removeprefix("TP").partition("+DCP")
+    held = card_tokens * int(context or 1)  # every rank of the others repeats it
+    each = held // context_tokens if whole else held / context_tokens
+    return math.ceil(sessions / each) if each >= 1 else 0
+
+
 RIGHT = {
     "ch01.ex1": lambda latency, ttft, n: (n - 1) * latency / (n * (latency - ttft)),
     "ch01.ex3": hits_of_the_last_turn,
@@ -182,6 +190,9 @@ RIGHT = {
     "ch11.ex1": next_tokens,
     "ch11.ex2": shown,
     "ch11.ex3": cases,
+    "ch12.ex1": lambda sessions, service_s, gap_s: sessions * service_s / (service_s + gap_s),
+    "ch12.ex2": lambda latencies_s, tokens: 1 / percentile([s / n for s, n in zip(latencies_s, tokens)], 90),
+    "ch12.ex3": decoders,
 }
 WRONG = {
     "ch01.ex1": [lambda latency, ttft, n: n / (latency - ttft) / (n / latency),  # n gaps instead of n - 1
@@ -281,6 +292,16 @@ WRONG = {
     "ch11.ex3": [lambda bound: math.ceil(3 / bound),  # the rule of three
                  lambda bound: math.ceil(1.959964 ** 2 / bound), lambda bound: cases(bound) - 1, lambda bound: cases(bound, 1.644854),
                  lambda bound: 1.959964 ** 2 * (1 / bound - 1)],
+    "ch12.ex1": [lambda sessions, service_s, gap_s: sessions,  # every session is a stream
+                 lambda sessions, service_s, gap_s: sessions * service_s / max(gap_s, 1e-9),  # against the gap alone
+                 lambda sessions, service_s, gap_s: sessions * gap_s / (service_s + gap_s)],  # those that pause
+    "ch12.ex2": [lambda latencies_s, tokens: percentile([n / s for s, n in zip(latencies_s, tokens)], 90),  # inverted first: the fast tenth
+                 lambda latencies_s, tokens: sum(tokens) / sum(latencies_s),  # a mean
+                 lambda latencies_s, tokens: percentile([s / n for s, n in zip(latencies_s, tokens)], 90)],  # not inverted
+    "ch12.ex3": [lambda *how: decoders(*how, whole=False),  # a session cut in two
+                 lambda sessions, context, card, name: decoders(sessions, context, card * int(name[2]), name),  # as if there were one copy
+                 lambda sessions, context, card, name: decoders(sessions, context, card, name.partition("+")[0]),  # DCP forgotten
+                 lambda *how: decoders(*how) or None],
 }
 
 
