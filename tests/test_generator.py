@@ -46,6 +46,7 @@ def test_sessions_are_drawn_one_by_one_and_are_the_same_whatever_was_asked_befor
     assert sessions[-1] == sessions[999] and sessions[7] != sessions[8] != model.sessions(10, seed=4)[8]
     with pytest.raises(IndexError):
         sessions[1000]
+    assert sessions[5:9:3] == [sessions[5], sessions[8]]
 
 
 def test_the_same_seed_gives_the_same_numbers_on_every_machine():
@@ -77,6 +78,19 @@ def test_a_model_goes_to_json_and_back():
     for broken in ({}, {**model.mapping(), "groups_of": 1}, {**model.mapping(), "launch_s": [[["x", 1, 2]]]}, {**model.mapping(), "session": 5}):
         with pytest.raises(TraceError, match="agent model: .*AgentModel.mapping"):
             AgentModel.from_mapping(broken)
+
+
+@pytest.mark.parametrize("field, value", [("groups", "x"), ("groups", -1.0), ("block_size", 0), ("block_size", 1.5), ("group_sizes", [0]), ("answer_s", [1.0]),
+                                          ("answer_s", [1.0, -1.0]), ("group_sizes", []), ("subagent", None), ("launch_s", None), ("join_s", None)])
+def test_a_model_that_cannot_be_is_refused(field, value):
+    with pytest.raises(TraceError, match=f"^agent model: {field}="):
+        AgentModel.from_mapping({**AgentModel.shipped().mapping(), field: value})
+
+
+@pytest.mark.parametrize("n, seed, complaint", [(-1, 0, "n=-1"), ("x", 0, "n='x'"), (True, 0, "n=True"), (3, "a", "seed='a'"), (3, -1, "seed=-1")])
+def test_numbers_of_sessions_that_cannot_be_are_refused(n, seed, complaint):
+    with pytest.raises(TraceError, match=f"sessions: {complaint}: use a whole number, 0 or more"):
+        AgentModel.shipped().sessions(n, seed)
 
 
 def test_fitted_to_its_own_sessions_a_model_comes_out_alike():

@@ -177,7 +177,10 @@ def test_a_turn_that_is_not_under_way_cannot_end():
 @pytest.mark.parametrize("options, field", [
     ({"concurrency": 0}, "concurrency=0"), ({"gap_cap_s": -1}, "gap_cap_s=-1"), ({"gaps": "guess"}, "gaps='guess'"),
     ({"start_at": "end"}, "start_at='end'"), ({"start_within_s": float("inf")}, "start_within_s=inf"),
-    ({"cold_per_s": -1}, "cold_per_s=-1"), ({"cold_per_s": 1}, "cold_tokens=0"),
+    ({"cold_per_s": -1}, "cold_per_s=-1"), ({"cold_per_s": 1}, "cold_tokens=0"), ({"cold_per_s": 1e9, "cold_tokens": 1, "cold_output_tokens": 1}, "0 to 1000"),
+    ({"concurrency": True}, "concurrency=True"), ({"seed": "a"}, "seed='a'"), ({"seed": -1}, "seed=-1"), ({"gap_cap_s": None}, "gap_cap_s=None"),
+    ({"cold_per_s": "q"}, "cold_per_s='q'"), ({"start_within_s": "x"}, "start_within_s='x'"), ({"cold_tokens": 1.5}, "cold_tokens=1.5"),
+    ({"cold_per_s": 1, "cold_tokens": 10**12, "cold_output_tokens": 1}, "cold_tokens=1000000000000"),
 ])
 def test_what_is_not_possible_is_refused(options, field):
     with pytest.raises(ConfigError, match=field):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from minengine.workload.closed_loop import Turn
 from minengine.workload.metrics import MetricError
-from minengine.workload.report import DEFINITIONS, Record, Slo, report, table
+from minengine.workload.report import DEFINITIONS, FEW, Record, Slo, few_requests, report, table
 from minengine.workload.traces import TraceRequest
 
 
@@ -66,6 +66,12 @@ def test_records_go_to_json_and_back_and_begin_with_their_turn():
         assert Record.from_json(one.to_json()) == one and "\n" not in one.to_json()
     turn = Turn(TraceRequest(0.0, 640, 5, tuple(range(10)), 64), "x#2", 1, 7)
     assert Record.of(turn, 3.0) == Record(session="x#2", agent=1, number=7, arrival_s=3.0, input_tokens=640)
+
+
+def test_percentiles_of_few_requests_are_told_of():
+    assert few_requests({"engine": {"requests": 2}, "server": {"requests": FEW}, "simulator": {"requests": 0}}) == (
+        "Few requests (engine 2, simulator 0): the P99 of fewer than 100 is little else than the largest value.")
+    assert few_requests({"engine": {"requests": FEW}}) is None
 
 
 def test_the_table_has_reports_side_by_side_with_their_definitions():

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from minengine.config import ConfigError
 from minengine.workload.closed_loop import Turn
 from minengine.workload.scaling import PromptTokens, scaled, scaled_sessions
+from minengine.workload.sessions import MOST_TOKENS
 from minengine.workload.traces import SHIPPED, Session, Subagent, TraceRequest, hit_share, read_agentx
 
 
@@ -58,6 +59,14 @@ def test_answers_may_have_a_factor_of_their_own():
     session = Session("s", 64, (prompt(range(100), 64),))
     assert [(r.input_tokens, r.output_tokens) for r in scaled(session, 0.1, 16, 0.5).requests] == [(640, 50)]
     assert [r.output_tokens for r in scaled(session, 0.001, 16).requests] == [1]
+
+
+@pytest.mark.parametrize("factors, complaint", [((1e300,), "scale=1e.300: makes 6.4e.303 tokens of 6,400"), ((1.0, 1e308), "output_scale=1e.308: makes inf tokens of 100")])
+def test_a_factor_that_makes_lengths_without_end_is_refused(factors, complaint):
+    session = Session("s", 64, (prompt(range(100), 64),))
+    with pytest.raises(ConfigError, match=complaint):
+        scaled(session, factors[0], 16, *factors[1:])
+    assert scaled(session, MOST_TOKENS / 6400, 1024, 1.0).requests[0].input_tokens == MOST_TOKENS
 
 
 def test_a_sequence_is_shortened_when_it_is_asked_for():

@@ -9,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minengine.workload.closed_loop import ClosedLoop
+from minengine.workload.scaling import scaled_sessions
+from minengine.workload.sessions import MOST_TOKENS
 from minengine.workload.traces import (BESIDE_CHECKOUT, MOONCAKE_BLOCK, SHIPPED, AgentXFiles, Session, Skipped, Subagent, TraceError, TraceRequest,
                                        conversations, read_agentx, read_csv, read_mooncake, write_agentx, write_mooncake)
 
@@ -168,7 +170,7 @@ def test_columns_may_be_named_and_must_be_there(tmp_path):
     assert next(read_csv(tmp_path / "t.csv", ("when", "in", "out"))).input_tokens == 100
     with pytest.raises(TraceError, match="line 1: has the columns when, in, out, and TIMESTAMP, ContextTokens, GeneratedTokens or .* are needed"):
         list(read_csv(tmp_path / "t.csv"))
-    with pytest.raises(TraceError, match="when, in, out, and t, in, out are needed; name the columns"):
+    with pytest.raises(TraceError, match="when, in, out, and t, in, out are needed; rename those of time"):
         list(read_csv(tmp_path / "t.csv", ("t", "in", "out")))
     (tmp_path / "e.csv").write_text("")
     with pytest.raises(TraceError, match="has the columns none"):
@@ -178,7 +180,7 @@ def test_columns_may_be_named_and_must_be_there(tmp_path):
 @pytest.mark.parametrize("line, complaint", [
     ("soon,1,2", "field 'TIMESTAMP': is 'soon'; use seconds"), ("5,1.5,2", "field 'ContextTokens': is '1.5'; use a whole number"),
     ("5,1", "field 'GeneratedTokens': is ''"), ("5,-1,2", "'-1'"), ("5,1,1e999", "'1e999'"), ("-5,1,2", "'-5'"), ("nan,1,2", "'nan'"),
-    ("1,1,2", "lies 2 s before"),
+    ("1,1,2", "lies 2 s before the line before"), (f"5,{MOST_TOKENS + 1},2", f"'{MOST_TOKENS + 1}'; use a whole number, 0 to {MOST_TOKENS}"), ("5,1,1e11", "'1e11'"),
 ])
 def test_csv_names_line_field_and_remedy(tmp_path, line, complaint):
     (tmp_path / "t.csv").write_text(f"TIMESTAMP,ContextTokens,GeneratedTokens\n3,4,5\n{line}\n9,4,5\n")
@@ -186,6 +188,38 @@ def test_csv_names_line_field_and_remedy(tmp_path, line, complaint):
         list(read_csv(tmp_path / "t.csv"))
     skipped = Skipped()
     assert len(list(read_csv(tmp_path / "t.csv", skip_bad=skipped))) == 2 and skipped.count == 1
+
+
+def test_csv_is_in_the_order_of_its_lines(tmp_path):
+    (tmp_path / "t.csv").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n3,4,5\n9,4,5\n8,4,5\n9,4,5\n")
+    with pytest.raises(TraceError, match="line 4, field 'TIMESTAMP': lies 1 s before the line before"):
+        list(read_csv(tmp_path / "t.csv"))
+    skipped = Skipped()
+    assert [r.start_s for r in read_csv(tmp_path / "t.csv", skip_bad=skipped)] == [0, 6, 6] and skipped.count == 1
+
+
+# --- sequences and paths ---------------------------------------------------------------------------------------------
+
+def test_a_slice_of_the_sessions_is_a_list_of_them():
+    files = AgentXFiles(SHIPPED / "agentx")
+    ids = [session.id for session in files]
+    for sessions in (files, scaled_sessions(files, 0.5, 64)):
+        assert [session.id for session in sessions[1:-1:2]] == ids[1:-1:2] and sessions[-1].id == ids[-1] and sessions[len(ids):] == []
+        with pytest.raises(IndexError):
+            sessions[len(ids)]
+
+
+@pytest.mark.parametrize("read", [read_agentx, read_mooncake, read_csv, AgentXFiles])
+@pytest.mark.parametrize("given", [5, None])
+def test_what_is_no_path_is_refused(read, given):
+    with pytest.raises(TraceError, match=f"path={given}: use the path of a file or folder"):
+        list(read(given))
+
+
+def test_an_answer_of_any_length_is_not_believed(tmp_path):
+    (tmp_path / "m.jsonl").write_text(json.dumps({"timestamp": 0, "input_length": 5, "output_length": 10**11, "hash_ids": [1]}))
+    with pytest.raises(TraceError, match=f"'output_length': is 100000000000; use a whole number, 0 or more and at most {MOST_TOKENS}"):
+        list(read_mooncake(tmp_path / "m.jsonl"))
 
 
 # --- conversations --------------------------------------------------------------------------------------------------

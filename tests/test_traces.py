@@ -96,7 +96,7 @@ def test_agentx_reads_a_folder_in_order_of_names_and_only_as_far_as_asked(agentx
 
 
 @pytest.mark.parametrize("broken, field, remedy", [
-    (session(turn(), turn(**{"in": None})), r"requests\[1\], field 'in': is missing", "every request needs it"),
+    (session(turn(), turn(**{"in": None})), r"requests\[1\], field 'in': is missing", "needs it"),
     (session(turn(out=-1)), r"requests\[0\], field 'out': is -1", "0 or more"),
     (session(turn(out=1.5)), r"requests\[0\], field 'out': is 1.5", "whole number"),
     (session(turn(t=True)), r"requests\[0\], field 't': is True", "use a number"),

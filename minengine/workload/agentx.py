@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Iterable, Iterator
 
-from .reading import Fields, Skipped, open_text, parsed, read_lines
-from .sessions import Session, Subagent, TraceError, TraceRequest
+from .reading import Fields, Skipped, as_path, open_text, parsed, read_lines
+from .sessions import Session, SessionSequence, Subagent, TraceError, TraceRequest
 
 __all__ = ["AgentXFiles", "read_agentx", "write_agentx"]
 
@@ -32,7 +31,7 @@ def read_agentx(path: str | os.PathLike[str], skip_bad: Skipped | None = None) -
     Raises:
         TraceError: no such path, no files in it; or without `skip_bad`, a field that is missing or impossible.
     """
-    for file in _files(Path(path)):
+    for file in _files(as_path(path)):
         if file.suffix == ".jsonl":
             yield from read_lines(file, lambda fields: _session(fields, fields.where.rpartition(", ")[2]), skip_bad)
             continue
@@ -47,25 +46,25 @@ def read_agentx(path: str | os.PathLike[str], skip_bad: Skipped | None = None) -
             yield session
 
 
-class AgentXFiles(Sequence):
+class AgentXFiles(SessionSequence):
     """The sessions of a path as a sequence that reads one whenever it is asked for it, and keeps none: a set of any size in any order.
 
-    Args, Raises: as `read_agentx`; with `skip_bad` all are read once at the beginning, to know which to leave out.
+    Args, Raises: as `read_agentx`, and where there is no session; with `skip_bad` all are read once at the beginning, to know which to leave out.
     """
 
     def __init__(self, path: str | os.PathLike[str], skip_bad: Skipped | None = None) -> None:
         self._places: list[tuple[Path, int, int]] = []  # file; number of the line and where it begins, both 0 for a file that is one session
-        for file in _files(Path(path)):
+        for file in _files(as_path(path)):
             self._places += [(file, 0, 0)] if file.suffix != ".jsonl" else _lines(file)
         if skip_bad is not None:
             self._places = [place for i, place in enumerate(self._places) if self._is_good(i, skip_bad)]
-            if not self._places:
-                raise TraceError(f"{path}: holds no session that can be read; the first complaint: {skip_bad.first[0]}")
+        if not self._places:
+            raise TraceError(f"{path}: holds no session that can be read{skip_bad.complaint if skip_bad else ''}")
 
     def __len__(self) -> int:
         return len(self._places)
 
-    def __getitem__(self, i: int) -> Session:
+    def _at(self, i: int) -> Session:
         file, number, offset = self._places[i]
         if not number:
             return next(read_agentx(file))
@@ -76,7 +75,7 @@ class AgentXFiles(Sequence):
 
     def _is_good(self, i: int, skip_bad: Skipped) -> bool:
         try:
-            self[i]
+            self._at(i)
         except TraceError as error:
             skip_bad.note(error)
             return False

@@ -25,7 +25,7 @@ from random import Random
 from typing import Iterable, Iterator, NamedTuple
 
 from ..config import ConfigError
-from .sessions import Session, Subagent, TraceError, TraceRequest
+from .sessions import MOST_TOKENS, Session, Subagent, TraceError, TraceRequest
 
 __all__ = ["ClosedLoop", "Turn", "Wait", "gap_s", "waits"]
 
@@ -85,7 +85,8 @@ class ClosedLoop:
         start_at: where the first sessions begin. `anywhere`: at the request that was the last one at a moment drawn from the session's
             recorded time, gaps cut: what came before is left out. It carries the session's whole past, which nobody has cached yet. Those that
             follow begin at their beginning.
-        cold_per_s: requests a second from outside the sessions, on average, at random moments (`cold`): a Poisson process, in milliseconds.
+        cold_per_s: requests a second from outside the sessions, on average, at random moments (`cold`): a Poisson process, in milliseconds, so
+            COLD_MOST at most.
         cold_tokens, cold_output_tokens: their lengths.
 
     Raises:
@@ -96,14 +97,16 @@ class ClosedLoop:
     def __init__(self, sessions: Iterable[Session], *, concurrency: int, gap_cap_s: float = 300.0, seed: int = 0, gaps: str = "recorded",
                  start_within_s: float = 0.0, start_at: str = "beginning", cold_per_s: float = 0.0, cold_tokens: int = 0,
                  cold_output_tokens: int = 0) -> None:
-        _demand(isinstance(concurrency, int) and concurrency >= 1, f"concurrency={concurrency!r}: use a whole number of sessions, 1 or more")
-        _demand(gap_cap_s >= 0, f"gap_cap_s={gap_cap_s!r}: use seconds, 0 or more")
-        _demand(0 <= start_within_s < math.inf, f"start_within_s={start_within_s!r}: use seconds, 0 or more")
+        _demand(_is_whole(concurrency) and concurrency >= 1, f"concurrency={concurrency!r}: use a whole number of sessions, 1 or more")
+        _demand(_is_whole(seed) and seed >= 0, f"seed={seed!r}: use a whole number, 0 or more")
+        _demand(_is_number(gap_cap_s) and gap_cap_s >= 0, f"gap_cap_s={gap_cap_s!r}: use seconds, 0 or more")
+        _demand(_is_number(start_within_s) and 0 <= start_within_s < math.inf, f"start_within_s={start_within_s!r}: use seconds, 0 or more")
         _demand(gaps in GAPS, f"gaps={gaps!r}: use {' or '.join(GAPS)}")
         _demand(start_at in STARTS, f"start_at={start_at!r}: use {' or '.join(STARTS)}")
-        _demand(0 <= cold_per_s < math.inf, f"cold_per_s={cold_per_s!r}: use requests a second, 0 or more")
-        _demand(not cold_per_s or cold_tokens >= 1 and cold_output_tokens >= 1,
-                f"cold_tokens={cold_tokens!r}, cold_output_tokens={cold_output_tokens!r}: use at least 1 each where cold_per_s is not 0")
+        _demand(_is_number(cold_per_s) and 0 <= cold_per_s <= COLD_MOST, f"cold_per_s={cold_per_s!r}: use requests a second, 0 to {COLD_MOST}")
+        for name, tokens in (("cold_tokens", cold_tokens), ("cold_output_tokens", cold_output_tokens)):
+            _demand(_is_whole(tokens) and (not cold_per_s or 1 <= tokens <= MOST_TOKENS),
+                    f"{name}={tokens!r}: use 1 to {MOST_TOKENS} tokens where cold_per_s is not 0")
         self.concurrency, self.gap_cap_s, self.gaps = concurrency, gap_cap_s, gaps
         self.sessions_begun = self.sessions_ended = 0
         self._start_within_s, self._start_at = start_within_s, start_at
@@ -171,12 +174,21 @@ class ClosedLoop:
         return live.begin(self._rng.random() if start_at == "anywhere" else None)
 
 
+COLD_MOST = 1000  # a second: arrivals are in whole milliseconds
 COLD_BLOCK = 64  # tokens of an id in a cold prompt: which ids stand where no id is ever repeated matters to nobody
 
 
 def _demand(ok: bool, message: str) -> None:
     if not ok:
         raise ConfigError(message)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _in_seeded_order(sessions: Sequence[Session], rng: Random) -> Iterator[Session]:

@@ -8,8 +8,8 @@ from itertools import count
 from pathlib import Path
 from typing import Iterator
 
-from .reading import Skipped, open_text
-from .sessions import TraceError, TraceRequest
+from .reading import Skipped, as_path, open_text
+from .sessions import MOST_TOKENS, TraceError, TraceRequest
 
 __all__ = ["CSV_BLOCK", "read_csv"]
 
@@ -34,7 +34,7 @@ def read_csv(path: str | os.PathLike[str], columns: tuple[str, str, str] | None 
     Raises:
         TraceError: no such path, or no such columns; or without `skip_bad`, a field that is missing or impossible.
     """
-    path, ids = Path(path), count()
+    path, ids = as_path(path), count()
     with open_text(path) as lines:
         reader = csv.DictReader(lines)
         header = [name.strip() for name in reader.fieldnames or ()]
@@ -42,17 +42,17 @@ def read_csv(path: str | os.PathLike[str], columns: tuple[str, str, str] | None 
         names = columns or next((known for known in KNOWN if set(known) <= set(header)), None)
         if names is None or not set(names) <= set(header):
             wanted = ", ".join(names) if names else " or ".join(", ".join(known) for known in KNOWN)
-            raise TraceError(f"{path}, line 1: has the columns {', '.join(header) or 'none'}, and {wanted} are needed; name the columns of time, input "
-                             "and output tokens")
-        first_s: float | None = None
+            raise TraceError(f"{path}, line 1: has the columns {', '.join(header) or 'none'}, and {wanted} are needed; rename those of time, input "
+                             "and output tokens in that line, or tell read_csv their names by `columns`")
+        first_s = last_s = None
         for row in _rows(reader, path):
             where = f"{path}, line {reader.line_num}"
             try:
                 time_s = _seconds(row, names[0], where)
                 tokens, output = (_whole(row, name, where) for name in names[1:])
-                first_s = time_s if first_s is None else first_s
-                if time_s < first_s:
-                    raise TraceError(f"{where}, field '{names[0]}': lies {first_s - time_s:g} s before the first line's; sort the file by time")
+                if last_s is not None and time_s < last_s:
+                    raise TraceError(f"{where}, field '{names[0]}': lies {last_s - time_s:g} s before the line before; sort the file by time")
+                first_s, last_s = time_s if first_s is None else first_s, time_s
             except TraceError as error:
                 if skip_bad is None:
                     raise
@@ -91,8 +91,8 @@ def _whole(row: dict[str, str], name: str, where: str) -> int:
     text = (row.get(name) or "").strip()
     try:
         value = float(text)
-        if value >= 0 and value == int(value):
+        if 0 <= value <= MOST_TOKENS and value == int(value):
             return int(value)
-    except (ValueError, OverflowError):
+    except ValueError:
         pass
-    raise TraceError(f"{where}, field '{name}': is {text!r}; use a whole number, 0 or more")
+    raise TraceError(f"{where}, field '{name}': is {text!r}; use a whole number, 0 to {MOST_TOKENS}")

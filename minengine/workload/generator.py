@@ -18,7 +18,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
-from .sessions import Session, Subagent, TraceError, TraceRequest
+from .sessions import Session, SessionSequence, Subagent, TraceError, TraceRequest
 
 __all__ = ["AgentKind", "AgentModel", "Spread"]
 
@@ -96,6 +96,18 @@ class AgentModel:
     block_size: int
     fitted: str
 
+    def __post_init__(self) -> None:
+        def demand(ok: bool, name: str, remedy: str) -> None:
+            if not ok:
+                raise TraceError(f"agent model: {name}={getattr(self, name)!r}: {remedy}")
+
+        demand(_is_whole(self.block_size, 1), "block_size", "use tokens, 1 or more")
+        demand(_is_number(self.groups), "groups", "use a share of the turns, 0 or more")
+        demand(all(_is_whole(size, 1) for size in self.group_sizes), "group_sizes", "use whole numbers, 1 or more")
+        demand(len(self.answer_s) == 2 and all(map(_is_number, self.answer_s)), "answer_s", "use two numbers of seconds, 0 or more")
+        for name in ("group_sizes", "subagent", "launch_s", "join_s") if self.groups else ():
+            demand(bool(getattr(self, name)), name, f"is needed where groups is {self.groups:g}")
+
     @classmethod
     def shipped(cls) -> AgentModel:
         """Fitted to the public sample of 23 agent sessions in AgentX's format."""
@@ -114,6 +126,8 @@ class AgentModel:
             for name in ("launch_s", "join_s", "answer_ratio"):
                 values[name] = _spread(given[name])
             return cls(**values)
+        except TraceError:
+            raise
         except (KeyError, TypeError, ValueError) as error:
             raise TraceError(f"agent model: {type(error).__name__} {error}; use a file that was written from `AgentModel.mapping`") from error
 
@@ -122,7 +136,14 @@ class AgentModel:
         return asdict(self)
 
     def sessions(self, n: int, seed: int = 0) -> Sequence[Session]:
-        """`n` sessions, each drawn from (seed, its place) when it is asked for, and not kept."""
+        """`n` sessions, each drawn from (seed, its place) when it is asked for, and not kept.
+
+        Raises:
+            TraceError: `n` or `seed` is no whole number, 0 or more.
+        """
+        for name, value in (("n", n), ("seed", seed)):
+            if not _is_whole(value):
+                raise TraceError(f"sessions: {name}={value!r}: use a whole number, 0 or more")
         return _Drawn(self, n, seed)
 
     def draw(self, rng: Random, name: str) -> Session:
@@ -143,17 +164,22 @@ def _kind(given: Mapping[str, Any]) -> AgentKind:
     return AgentKind(anew=tuple((int(up_to), float(share)) for up_to, share in given["anew"]), **spreads)
 
 
-class _Drawn(Sequence):
+def _is_whole(value: Any, least: int = 0) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < float("inf")
+
+
+class _Drawn(SessionSequence):
     def __init__(self, model: AgentModel, n: int, seed: int) -> None:
         self.model, self.n, self.seed = model, n, seed
 
     def __len__(self) -> int:
         return self.n
 
-    def __getitem__(self, i: int) -> Session:
-        if not -self.n <= i < self.n:
-            raise IndexError(i)
-        i %= self.n
+    def _at(self, i: int) -> Session:
         return self.model.draw(Random(f"{self.seed} {i}"), f"agent-{self.seed}-{i}")
 
 

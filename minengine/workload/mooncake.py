@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Iterable, Iterator
 
-from .reading import Fields, Skipped, read_lines
+from .reading import Fields, Skipped, as_path, read_lines
 from .sessions import Session, TraceError, TraceRequest
 
 __all__ = ["MOONCAKE_BLOCK", "conversations", "read_mooncake", "write_mooncake"]
@@ -29,7 +29,7 @@ def read_mooncake(path: str | os.PathLike[str], skip_bad: Skipped | None = None)
     Raises:
         TraceError: no such path; or without `skip_bad`, a line that is no JSON, or a field that is missing or impossible.
     """
-    path = Path(path)
+    path = as_path(path)
     if path.is_dir():
         files = sorted(path.glob("*.jsonl"))
         if len(files) != 1:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from .generator import AgentModel
-from .reading import Fields, Skipped, open_text, parsed
-from .sessions import Session, TraceError
+from .reading import Fields, Skipped, as_path, open_text, parsed
+from .sessions import Session, TraceError, TraceRequest
 from .traces import AgentXFiles, conversations, find_traces, read_csv, read_mooncake
 
 __all__ = ["open_sessions"]
@@ -25,7 +25,7 @@ def open_sessions(trace: str | os.PathLike[str], *, skip_bad: Skipped | None = N
         skip_bad: counts malformed parts instead of ending at the first.
 
     Raises:
-        TraceError: no such trace, or it cannot be read.
+        TraceError: no such trace, or nothing in it that can be read; or without `skip_bad`, its first session or arrival is malformed.
     """
     if trace == "generated":
         return AgentModel.shipped().sessions(GENERATED, seed), "agents drawn from the model fitted to the public sessions"
@@ -33,13 +33,22 @@ def open_sessions(trace: str | os.PathLike[str], *, skip_bad: Skipped | None = N
         found = find_traces()
         path, words = getattr(found, trace), f"{trace}: {found.name}"
     else:
-        path, words = Path(trace), str(trace)
+        path = as_path(trace)
+        words = str(path)
     if path.suffix == ".csv":
-        return _Again(lambda skipped: conversations(read_csv(path, skip_bad=skipped)), skip_bad), f"{words}, each request a session"
+        return _arrivals(read_csv, path, skip_bad), f"{words}, each request a session"
     if _is_mooncake(path):
-        return _Again(lambda skipped: conversations(read_mooncake(path, skipped)), skip_bad), f"{words}, arrivals put together to conversations"
+        return _arrivals(read_mooncake, path, skip_bad), f"{words}, arrivals put together to conversations"
     sessions = AgentXFiles(path, skip_bad)
+    sessions[0]  # what is no trace is known before anything begins
     return sessions, f"{words}, {len(sessions)} sessions"
+
+
+def _arrivals(read: Callable[..., Iterator[TraceRequest]], path: Path, skip_bad: Skipped | None) -> _Again:
+    passed_over = Skipped()
+    if next(read(path, skip_bad=skip_bad and passed_over), None) is None:
+        raise TraceError(f"{path}: holds no request that can be read{passed_over.complaint}")
+    return _Again(lambda skipped: conversations(read(path, skip_bad=skipped)), skip_bad)
 
 
 class _Again:

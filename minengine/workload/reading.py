@@ -2,13 +2,14 @@
 from __future__ import annotations
 
 import json
+import os
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Callable, Iterator, TextIO, TypeVar
 
-from .sessions import TraceError, TraceRequest
+from .sessions import MOST_TOKENS, TraceError, TraceRequest
 
-__all__ = ["VARIABLE", "Fields", "Skipped", "open_text", "parsed", "read_lines"]
+__all__ = ["VARIABLE", "Fields", "Skipped", "as_path", "open_text", "parsed", "read_lines"]
 
 VARIABLE = "MINENGINE_TRACES"
 T = TypeVar("T")
@@ -33,6 +34,22 @@ class Skipped:
         if len(self.first) < self.KEPT:
             self.first.append(str(error))
 
+    @property
+    def complaint(self) -> str:
+        """The first one as the end of a sentence; "" where there is none."""
+        return f"; the first complaint: {self.first[0]}" if self.first else ""
+
+
+def as_path(given: str | os.PathLike[str]) -> Path:
+    """
+    Raises:
+        TraceError: it is no path.
+    """
+    try:
+        return Path(given)
+    except TypeError as error:
+        raise TraceError(f"path={given!r}: use the path of a file or folder") from error
+
 
 @contextmanager
 def open_text(path: Path) -> Iterator[TextIO]:
@@ -52,6 +69,8 @@ def parsed(text: str, where: str) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
+        if not text.lstrip().startswith(("{", "[")):
+            raise TraceError(f"{where}: is no JSON; name a trace: AgentX's .json, .jsonl of AgentX or Mooncake, or .csv") from error
         raise TraceError(f"{where}: is no complete JSON ({error.msg} at character {error.pos}); fetch the file again") from error
     except RecursionError as error:
         raise TraceError(f"{where}: is nested too deeply; check that the file is in the stated format") from error
@@ -97,7 +116,7 @@ class Fields:
         """A finite number, 0 or more."""
         given = self.value.get(name)
         if given is None:
-            raise self.error(name, "is missing", "every request needs it")
+            raise self.error(name, "is missing", "an object of this kind needs it")
         if isinstance(given, bool) or not isinstance(given, (int, float)) or not 0 <= given < float("inf"):
             raise self.error(name, f"is {given!r}", "use a number, 0 or more")
         return given
@@ -107,8 +126,8 @@ class Fields:
 
     def whole(self, name: str, at_least: int = 0) -> int:
         given = self.number(name)
-        if given != int(given) or given < at_least:
-            raise self.error(name, f"is {given!r}", f"use a whole number, {at_least} or more")
+        if given != int(given) or not at_least <= given <= MOST_TOKENS:
+            raise self.error(name, f"is {given!r}", f"use a whole number, {at_least} or more" + (f" and at most {MOST_TOKENS}" if given > MOST_TOKENS else ""))
         return int(given)
 
     def objects(self, name: str) -> Iterator["Fields"]:

@@ -16,7 +16,7 @@ from .closed_loop import Turn
 from .metrics import MetricError, decode_tok_s, e2e_tok_s, e2e_tok_s_user, interactivity_q, itl_s, output_tok_s_gpu, ttft_s
 from .stats import mean, percentile
 
-__all__ = ["DEFINITIONS", "Record", "Slo", "report", "table"]
+__all__ = ["DEFINITIONS", "Record", "Slo", "few_requests", "report", "table"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -108,7 +108,7 @@ DEFINITIONS: dict[str, tuple[str, str]] = {  # name: unit, definition
     **{f"itl_s_{how}": ("s", "(latency - TTFT) / (output tokens - 1), one number a request (AIPerf's ITL)") for how in _SPREAD},
     **{f"gap_s_{how}": ("s", "between two neighbouring tokens of an answer, all gaps of all requests; the simulator alone tells it") for how in _SPREAD[1:]},
     "e2e_tok_s_user": ("tok/s", "mean over requests of output tokens / latency (the article's E2E tok/s/user, read as a mean over requests)"),
-    "e2e_tok_s_user_pooled": ("tok/s", "all output tokens / all latencies; throughput / this = requests in flight"),
+    "e2e_tok_s_user_pooled": ("tok/s", "all output tokens / all latencies; over a window much longer than a request, throughput / this = requests in flight"),
     "decode_tok_s_user": ("tok/s", "mean over requests of 1 / ITL (AIPerf's tok/s/user): neither queue nor first token inside"),
     "decode_tok_s_user_p90": ("tok/s", "1 / P90 of ITL: the percentile before the inversion"),
     "e2e_interactivity_p90": ("tok/s", "1 / P90 of latency / output tokens (InferenceX): the percentile before the inversion"),
@@ -194,6 +194,15 @@ def table(reports: Mapping[str, Mapping[str, float | None]], definitions: bool =
         cells = (cells[i].rjust(widths[label]) for label, cells in columns.items())
         lines.append("  ".join((name.ljust(width), *cells, unit.ljust(6), definition if definitions else "")).rstrip())
     return "\n".join(lines)
+
+
+FEW = 100  # requests: of fewer, a P99 lies between the two largest values
+
+
+def few_requests(reports: Mapping[str, Mapping[str, float | None]]) -> str | None:
+    """What to say of percentiles, where a report has too few requests for them."""
+    few = [f"{label} {metrics['requests']}" for label, metrics in reports.items() if metrics["requests"] < FEW]
+    return f"Few requests ({', '.join(few)}): the P99 of fewer than {FEW} is little else than the largest value." if few else None
 
 
 def _in_order(reports: Mapping[str, Mapping[str, Any]]) -> Iterable[str]:

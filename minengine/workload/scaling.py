@@ -13,7 +13,7 @@ from hashlib import shake_128
 
 from ..config import ConfigError
 from .closed_loop import Turn
-from .sessions import Session, Subagent, TraceRequest
+from .sessions import MOST_TOKENS, Session, SessionSequence, Subagent, TraceRequest
 
 __all__ = ["PromptTokens", "scaled", "scaled_sessions"]
 
@@ -22,7 +22,7 @@ def scaled(session: Session, scale: float, block_size: int, output_scale: float 
     """The session with prompts `scale` and answers `output_scale` (None: the same) times as long, at least one token each.
 
     Raises:
-        ConfigError: a factor that is not positive, or a block size below 1.
+        ConfigError: a factor that is not positive or makes a request longer than MOST_TOKENS, or a block size below 1.
     """
     factors = {"scale": scale, "output_scale": scale if output_scale is None else output_scale}
     for name, value in factors.items():
@@ -46,7 +46,7 @@ class _Scaling:
         return tuple(replace(item, items=self.items(item.items)) if isinstance(item, Subagent) else self.request(item) for item in items)
 
     def request(self, request: TraceRequest) -> TraceRequest:
-        tokens = max(1, round(request.input_tokens * self.scale))
+        tokens = self._length(request.input_tokens, "scale")
         known = request.hash_ids[:request.input_tokens // request.block_size]  # full blocks: the rest has no name that comes again
         covered = self.block_size / self.scale / request.block_size  # of the trace's blocks, by one of the engine's
         ids = []
@@ -54,8 +54,14 @@ class _Scaling:
             first, after = int(i * covered), int((i + 1) * covered) + (int((i + 1) * covered) < (i + 1) * covered)
             place = (i, *known[first:after]) if after <= len(known) else (i, None, self._new())
             ids.append(self.ids.setdefault(place, len(self.ids)))
-        return replace(request, input_tokens=tokens, output_tokens=max(1, round(request.output_tokens * self.output_scale)), hash_ids=tuple(ids),
+        return replace(request, input_tokens=tokens, output_tokens=self._length(request.output_tokens, "output_scale"), hash_ids=tuple(ids),
                        block_size=self.block_size)
+
+    def _length(self, tokens: int, factor: str) -> int:
+        long = tokens * getattr(self, factor)
+        if long > MOST_TOKENS:
+            raise ConfigError(f"{factor}={getattr(self, factor):g}: makes {long:.3g} tokens of {tokens:,}; a request has {MOST_TOKENS:,} at most")
+        return max(1, round(long))
 
     def _new(self) -> int:
         self.unknown += 1
@@ -80,11 +86,11 @@ class _Iterable:
         return (scaled(session, *self.options) for session in self.sessions)
 
 
-class _Sequence(_Iterable, Sequence):
+class _Sequence(_Iterable, SessionSequence):
     def __len__(self) -> int:
         return len(self.sessions)
 
-    def __getitem__(self, i: int) -> Session:
+    def _at(self, i: int) -> Session:
         return scaled(self.sessions[i], *self.options)
 
 

@@ -1,10 +1,13 @@
 """What a trace holds: requests with their lengths and gaps, the agent session that they belong to, and its subagents. No text, as no trace has any."""
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Iterable, Iterator
 
-__all__ = ["Session", "Subagent", "TraceError", "TraceRequest"]
+__all__ = ["MOST_TOKENS", "Session", "SessionSequence", "Subagent", "TraceError", "TraceRequest"]
+
+MOST_TOKENS = 1 << 24  # of a prompt or an answer: far above any model's positions, and its ids still fit in memory
 
 
 class TraceError(ValueError):
@@ -59,6 +62,20 @@ class Session:
     def requests(self) -> list[TraceRequest]:
         """All requests, those of subagents included, in order of their start."""
         return sorted(_flat(self.items), key=lambda request: request.start_s)
+
+
+class SessionSequence(Sequence):
+    """Sessions that are made when they are asked for, and not kept: `_at` makes one. A slice is a list of them."""
+
+    def _at(self, i: int) -> Session:
+        raise NotImplementedError
+
+    def __getitem__(self, i: int | slice) -> Session | list[Session]:
+        if isinstance(i, slice):
+            return [self._at(k) for k in range(*i.indices(len(self)))]
+        if not -len(self) <= i < len(self):
+            raise IndexError(i)
+        return self._at(i % len(self))
 
 
 def _agents(items: Iterable[TraceRequest | Subagent]) -> Iterator[list[TraceRequest]]:
