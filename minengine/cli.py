@@ -8,7 +8,7 @@ import argparse
 import sys
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Sequence
+from typing import Any, NoReturn, Sequence
 
 from .config import ConfigError
 from .engine_args import EngineArgs
@@ -24,9 +24,21 @@ __all__ = ["main"]
 _SAMPLING = {"temperature": float, "top_p": float, "top_k": int, "min_p": float, "seed": int, "max_tokens": int}
 
 
+class _Parser(argparse.ArgumentParser):
+    """Its errors are one sentence, as all others are, and not the whole usage."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
-    args = _parser().parse_args(argv)
+    parser, typed = _parser(), list(sys.argv[1:] if argv is None else argv)
+    args, unknown = parser.parse_known_args(typed)
+    if unknown:
+        hint = f"; a model is named with --model {unknown[0]}" if "model" in args and not unknown[0].startswith("-") else ""
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+    args.typed = typed
     try:
         return args.run(args)
     except (ConfigError, RequestError) as error:
@@ -38,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="minengine", description="A compact LLM engine that comes with a book about its KV cache.")
+    parser = _Parser(prog="minengine", description="A compact LLM engine that comes with a book about its KV cache.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
 
     generate = commands.add_parser("generate", help="continue one or more prompts")

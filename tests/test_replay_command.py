@@ -9,6 +9,7 @@ from serving import random_model, server
 from minengine.cli import main
 from minengine.config import ConfigError
 from minengine.replay.figure import timelines
+from minengine.replay.progress import EVERY_S, progress
 from minengine.workload.opening import open_sessions
 from minengine.workload.report import DEFINITIONS, Record, report
 from minengine.workload.traces import SHIPPED, Skipped, TraceError
@@ -44,9 +45,14 @@ def test_the_same_sessions_on_the_engine_and_on_the_simulator_with_both_timeline
     assert code == 0 and "6 sessions; lengths x 0.05, 3 live sessions, gaps of 5 s at most" in printed.out
     heading = next(line for line in printed.out.splitlines() if line.startswith("metric"))
     assert heading.split() == ["metric", "engine", "simulator", "unit", "definition"] and "goodput_share" in printed.out
-    assert "was measured with another, and the model is" in printed.err
+    assert "\nFew requests (engine " in printed.out and "\nNOT COMPARABLE: the simulator's steps are those of another" in printed.out
     text = json.loads((tmp_path / "r.json").read_text())
     engine, simulator = text["replays"]
+    assert engine["note"] is None and "those of another" in simulator["note"]
+    assert text["command"].startswith("minengine replay --trace ") and f"--machine {machine}" in text["command"]
+    settings = text["settings"]
+    assert (settings["model"], settings["engine"]["max_model_len"], settings["engine"]["num_threads"]) == (str(tiny["llama"]), 512, 1)
+    assert settings["pool_tokens"] == settings["deployment"]["cached_tokens"] == 256 * 16 and settings["deployment"]["machine"] == str(machine)
     assert (engine["label"], simulator["label"], engine["stopped"]) == ("engine", "simulator", None)
     assert text["settings"]["concurrency"] == 3 and text["settings"]["slo"]["ttft_s"] == 10 and set(text["definitions"]) == set(DEFINITIONS)
     of = [{(r["session"], r["agent"], r["number"]): r for r in one["records"]} for one in (engine, simulator)]
@@ -68,6 +74,15 @@ def test_the_simulator_alone_takes_a_trace_on_any_machine(tiny, capsys):  # noqa
     assert run(*SMALL, "--model", tiny["llama"], "--target", "sim", "--machine", "gb200-nvl72") == 0
     out = capsys.readouterr().out
     assert "simulator" in out and "goodput" not in out  # of no limit
+    assert "NOT COMPARABLE: the simulator's steps are those of glm-5.3 (gb200-nvl72)" in out
+
+
+@pytest.mark.parametrize("target", ["sim", "both"])
+def test_a_machine_of_another_model_is_not_taken_by_default(target, tiny, tmp_path, monkeypatch, capsys):  # noqa: F811
+    monkeypatch.chdir(tmp_path)
+    assert run(*SMALL, "--model", tiny["llama"], "--target", target) == 2
+    out, err = capsys.readouterr()
+    assert "machine=this-machine: its steps are those of smollm2, and the model is" in err and out == ""  # before the engine has worked for nothing
 
 
 def test_a_url_is_replayed_against(capsys):
@@ -96,17 +111,59 @@ def test_malformed_lines_are_counted_and_a_failing_request_is_told(tiny, tmp_pat
     assert "is no complete JSON" in capsys.readouterr().err
 
 
+def test_a_replay_in_which_all_fails_is_no_success(tiny, tmp_path, capsys):  # noqa: F811
+    long = {"id": "s", "block_size": 64, "requests": [{"t": 0, "type": "n", "in": 6400, "out": 4, "hash_ids": list(range(100))}]}
+    (tmp_path / "t.jsonl").write_text(json.dumps(long))
+    assert run("--trace", tmp_path / "t.jsonl", "--model", tiny["llama"], *SMALL[2:], "--scale", "1", "--requests", "1") == 1
+    assert "requests to the engine failed" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("argv, complaint", [
     (("--target", "moon"), "target='moon': use engine, sim, both or a URL"), (("--plot", "x.png"), "use a name that ends in .svg"),
     (("--warm-s", "300"), "warm_s=300.0: use a time"), (("--trace", "/nowhere/x.jsonl"), "cannot be opened"), (("--scale", "0"), "scale=0.0"),
     (("--concurrency", "0"), "concurrency=0"), (("--slo-ttft-s", "-1"), "slo ttft_s=-1.0"), (("--prefill", "1"), "prefill=1: needs decode=1"),
     (("--target", "sim", "--topology", "TP2"), "target=sim: simulates one engine"), (("--json", "/nowhere/x.json"), "No such file"),
-    (("--target", "http://127.0.0.1:1"), "the connection failed"),
+    (("--target", "http://127.0.0.1:1"), "the connection failed"), (("--requests", "0"), "requests=0: use a whole number, 1 or more"),
+    (("--gpus", "0"), "gpus=0: use a whole number"), (("--gpus", "2"), "gpus=2: does nothing without --target URL"),
+    (("--timeout", "3"), "timeout=3.0: does nothing without"), (("--machine", "h200"), "machine='h200': does nothing without --target sim or both"),
+    (("--plot-sessions", "3"), "plot_sessions=3: does nothing without --plot"), (("--plot", "x.svg", "--plot-sessions", "0"), "plot_sessions=0: use"),
+    (("--cold-tokens", "5"), "cold_tokens=5: does nothing without --cold-per-s"), (("--seed", "-1"), "seed=-1: use a whole number"),
+    (("--target", "http://127.0.0.1:1", "--max-num-seqs", "4"), "max_num_seqs=4: is an engine's, and the target is a server"),
+    (("--target", "http://127.0.0.1:1", "--decode", "1"), "decode=1: is an engine's"), (("--target", "sim", "--prefill", "1"), "prefill=1: needs decode=1"),
+    (("--json", "/"), "json='/': cannot be written (Is a directory)"), (("--plot", "/nowhere/x.svg"), "plot='/nowhere/x.svg': cannot be written"),
+    (("--target", "sim", "--scale", "1e300"), "scale=1e+300: makes "), (("--cold-per-s", "1e9"), "cold_per_s=1000000000.0: use requests a second, 0 to 1000"),
+    (("--gap-cap-s", "nan"), "gap_cap_s=nan"),
 ])
 def test_what_cannot_be_is_one_sentence(argv, complaint, capsys):
     assert run(*argv) == 2
-    err = capsys.readouterr().err
+    out, err = capsys.readouterr()
     assert complaint in err and err.count("\n") == 1
+    assert out == "" or complaint in ("the connection failed", "scale=1e+300: makes ")  # known before the first word
+
+
+def test_what_is_refused_leaves_no_file_and_harms_none(tmp_path):
+    (tmp_path / "old.svg").write_text("old")
+    assert run("--json", tmp_path / "new.json", "--plot", tmp_path / "old.svg", "--trace", "/nowhere/x.jsonl") == 2
+    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("old.svg", "old")]
+
+
+def test_where_there_is_no_terminal_a_line_is_written_now_and_then(capsys):
+    now = iter([0.0, EVERY_S - 1, EVERY_S, EVERY_S, EVERY_S + 1, 2 * EVERY_S, 2 * EVERY_S])
+    with progress("engine", 300.0, "s", clock=lambda: next(now)) as tell:
+        for done in (10, 20, 30, 999):
+            tell(done, f"{done} ended")
+    assert capsys.readouterr().err == "engine: 20 of 300 s, 20 ended\nengine: 300 of 300 s, 999 ended\n"
+
+
+@pytest.mark.parametrize("argv, complaint", [
+    (["serve", "glm-mini"], "minengine: unrecognized arguments: glm-mini; a model is named with --model glm-mini; see minengine --help"),
+    (["replay", "--nope"], "minengine: unrecognized arguments: --nope; see minengine --help"),
+    (["replay", "--concurrency", "x"], "minengine replay: argument --concurrency: invalid int value: 'x'; see minengine replay --help"),
+])
+def test_what_is_typed_wrong_is_one_sentence(argv, complaint, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(argv)
+    assert ended.value.code == 2 and capsys.readouterr().err == complaint + "\n"
 
 
 # --- which traces ---------------------------------------------------------------------------------------------------
@@ -129,6 +186,29 @@ def test_a_csv_is_opened_as_sessions_of_one_request_as_often_as_asked(tmp_path):
     assert skipped.count == 1 and "each request a session" in told
     with pytest.raises(TraceError, match="line 3, field 'ContextTokens'"):
         list(open_sessions(tmp_path / "t.csv")[0])
+
+
+@pytest.mark.parametrize("name", ["t.jsonl", "t.csv", "t.json", ""])
+@pytest.mark.parametrize("skip", [False, True])
+def test_a_trace_that_holds_nothing_is_named(name, skip, tmp_path):
+    path = tmp_path / name
+    if name:
+        path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" if name == "t.csv" else "\n")
+    with pytest.raises(TraceError, match=f"{path}.* (holds|is) no "):
+        open_sessions(path, skip_bad=Skipped() if skip else None)
+
+
+def test_what_is_no_trace_is_known_when_it_is_opened(tmp_path):
+    (tmp_path / "bad.jsonl").write_text('{"timestamp": 5}\n')
+    with pytest.raises(TraceError, match="line 1, field 'input_length': is missing"):
+        open_sessions(tmp_path / "bad.jsonl")
+    with pytest.raises(TraceError, match="bad.jsonl: holds no request that can be read; the first complaint: .*line 1, field 'input_length': is missing"):
+        open_sessions(tmp_path / "bad.jsonl", skip_bad=Skipped())
+    (tmp_path / "passwd").write_text("root:x:0\n")
+    with pytest.raises(TraceError, match="passwd: is no JSON; name a trace"):
+        open_sessions(tmp_path / "passwd")
+    with pytest.raises(TraceError, match="path=5: use the path of a file or folder"):
+        open_sessions(5)
 
 
 # --- the figure --------------------------------------------------------------------------------------------------------

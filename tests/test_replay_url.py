@@ -1,5 +1,6 @@
 """A replay against a URL: our own server, and peers that take less."""
 import json
+import socket
 import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -54,7 +55,9 @@ class Peer(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.bodies.append((body, self.headers.get("X-Session-Id")))
         status, events = self.server.answer(body)
-        if status != 200:
+        if status is None:
+            self.connection.shutdown(socket.SHUT_RDWR)
+        elif status != 200:
             self._send(status, "application/json", json.dumps({"error": {"message": events}}).encode())
         else:
             self._send(200, "text/event-stream", b"".join(b"data: " + (e if isinstance(e, bytes) else json.dumps(e).encode()) + b"\n\n" for e in events))
@@ -113,7 +116,7 @@ def test_a_peer_that_counts_nothing_gets_a_token_for_each_event():
 
 
 @pytest.mark.parametrize("events, complaint", [
-    ([token(), {"error": {"message": "out of memory"}}], "out of memory"), ([b"{broken"], "JSONDecodeError"), ([b"[1]"], "Error"), ([b"[DONE]"], "no token"),
+    ([token(), {"error": {"message": "out of memory"}}], "out of memory"), ([b"{broken"], "JSONDecodeError"), ([b"[1, 2]"], "ValueError: an event of the stream is no JSON object: [1, 2]"), ([b"[DONE]"], "no token"),
     ([{"choices": [], "usage": {"prompt_tokens": 5}}], "completion_tokens"),
 ])
 def test_an_answer_that_goes_wrong_is_recorded_and_the_session_goes_on(events, complaint):
@@ -139,6 +142,8 @@ def test_a_server_that_goes_away_is_told_of_each_time():
 @pytest.mark.parametrize("answer, complaint", [
     (lambda body: (404, "there is no such path"), "does not answer /completions as a stream .*404: there is no such path"),
     (lambda body: (200, [{"error": "no"}]), "does not answer /completions"),
+    (lambda body: (200, [b"[1, 2]"]), r"an event of the stream is no JSON object: \[1, 2\]"), (lambda body: (200, [b"5"]), "no JSON object: 5"),
+    (lambda body: (None, None), "the connection failed .RemoteDisconnected"),
 ])
 def test_a_server_that_answers_no_completions_is_refused(answer, complaint):
     with peer(answer) as (url, _), pytest.raises(ConfigError, match=complaint):

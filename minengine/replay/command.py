@@ -3,11 +3,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 from collections.abc import Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..config import ConfigError
 from ..engine_args import EngineArgs
@@ -15,14 +16,21 @@ from ..flags import add_engine_flags
 from ..workload.closed_loop import GAPS, STARTS, ClosedLoop
 from ..workload.metrics import MetricError
 from ..workload.opening import open_sessions
-from ..workload.report import DEFINITIONS, Slo, report, table
+from ..workload.report import DEFINITIONS, Slo, few_requests, report, table
 from ..workload.scaling import scaled_sessions
 from ..workload.traces import Session, Skipped, TraceError
+from .checks import TARGETS, check
 from .drive import Replay, replay
+from .progress import progress
+
+if TYPE_CHECKING:
+    from ..simulate import Deployment
 
 __all__ = ["add_arguments", "run"]
 
-TARGETS = ("engine", "sim", "both")
+THIS_MACHINE = "this-machine"
+PLOTTED = 24  # sessions
+TIMEOUT_S = 600.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,21 +63,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     out = parser.add_argument_group("output")
     out.add_argument("--json", type=Path, metavar="FILE", help="write settings, metrics with their definitions, and a record a request")
     out.add_argument("--plot", type=Path, metavar="FILE", help="draw a lane a session, with --target both the engine above the simulator (.svg)")
-    out.add_argument("--plot-sessions", type=int, default=24, metavar="N", help="sessions in the drawing, the first ones (default: 24)")
+    out.add_argument("--plot-sessions", type=int, metavar="N", help=f"sessions in the drawing, the first ones (default: {PLOTTED})")
     where = parser.add_argument_group("target")
-    where.add_argument("--machine", default="this-machine", help="whose step costs the simulator takes (default: this-machine)")
+    where.add_argument("--machine", help="whose step costs the simulator takes, by name or path; one that was measured with another model is taken only if it "
+                       f"is named here (default: {THIS_MACHINE})")
     where.add_argument("--prefill", type=int, default=0, metavar="N", help="worker processes that only read prompts (default: 0)")
     where.add_argument("--decode", type=int, default=0, metavar="N", help="worker processes that write answers (default: 0, the engine is in this process)")
     where.add_argument("--gpus", type=int, metavar="N", help="that the server at the URL has, for throughput a GPU (default: 1)")
     where.add_argument("--api-key-file", type=Path, metavar="FILE", help="the first line is the key for the URL (default: none)")
-    where.add_argument("--timeout", type=float, default=600.0, metavar="S", help="seconds for one answer from the URL (default: 600)")
+    where.add_argument("--timeout", type=float, metavar="S", help=f"seconds for one answer from the URL (default: {TIMEOUT_S:g})")
     add_engine_flags(parser)
     parser.epilog = ("One rank with one CPU thread (the default on a CPU) is replayed on the engine's own clock: seconds that its thread works, and those "
                      "in which it has nothing to do, which pass at once. Anything else takes the wall's time.")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Replay, print the report, write the files; 0, or 1 when the replay ended before its time.
+    """Replay, print the report, write the files; 0, or 1 when the replay ended before its time or every request failed.
 
     Raises:
         ConfigError: an option that cannot be, a trace that cannot be read, or a server that does not answer.
@@ -81,45 +90,43 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
+    check(args)
     is_url = args.target not in TARGETS
-    if is_url and "://" not in args.target:
-        raise ConfigError(f"target={args.target!r}: use {', '.join(TARGETS)} or a URL such as http://127.0.0.1:8000")
-    if not 0 <= args.warm_s < args.duration_s < float("inf"):
-        raise ConfigError(f"duration_s={args.duration_s!r}, warm_s={args.warm_s!r}: use a time, and less of it for warming up")
-    if args.plot is not None and args.plot.suffix != ".svg":
-        raise ConfigError(f"plot={str(args.plot)!r}: is drawn as SVG; use a name that ends in .svg")
     limits = {"ttft_s": args.slo_ttft_s, "itl_s": args.slo_itl_s, "e2e_tok_s": args.slo_e2e_tok_s}
     slo = Slo(**limits) if any(limit is not None for limit in limits.values()) else None
-    for path in (args.json, args.plot):
-        if path is not None:
-            path.touch()  # what cannot be written is known before the replay, not after it
     skipped = Skipped() if args.skip_bad else None
     trace, told = open_sessions(args.trace, skip_bad=skipped, seed=args.seed)
     sessions = scaled_sessions(trace, args.scale, args.block_size, args.output_scale)
     options = {"concurrency": args.concurrency, "gap_cap_s": args.gap_cap_s, "gaps": args.gaps, "start_at": args.start_at, "seed": args.seed,
                "start_within_s": args.start_within_s, "cold_per_s": args.cold_per_s, "cold_tokens": args.cold_tokens,
                "cold_output_tokens": args.cold_output_tokens}
+    loop = ClosedLoop(sessions, **options)
+    engine = None if is_url else _engine_args(args)
+    simulated = _deployment(args, engine) if args.target in ("sim", "both") else None
     lengths = f"lengths x {args.scale:g}" + (f", answers x {args.output_scale:g}" if args.output_scale else "")
     print(f"{told}; {lengths}, {args.concurrency} live sessions, gaps of {args.gap_cap_s:g} s at most")
-    engine = None if is_url else _engine_args(args)
     replays, gpus = [], 1
     if args.target != "sim":
-        loop = ClosedLoop(sessions, **options)
         target, gpus = _url_target(args) if is_url else _engine_target(args, engine)
         replays.append(_replay(args, loop, target))
-    if args.target in ("sim", "both"):
-        replays.append(_simulated(args, engine, sessions, options, slo))
+    if simulated is not None:
+        replays.append(_simulated(args, *simulated, sessions, options, slo))
     reports = {one.label: one.metrics or report(one.records, max(one.seconds - args.warm_s, 1e-9), gpus, start_s=args.warm_s, slo=slo) for one in replays}
     print(table(reports))
+    for told in (few_requests(reports), *(one.note for one in replays)):
+        if told is not None:
+            print(told)
     _say(replays, skipped)
     if args.json is not None:
-        _write_json(args, {**options, "slo": limits}, replays, reports)
+        settings = {"model": target.model if is_url else engine.model, **options, "slo": limits, **(_engine_settings(engine) if engine is not None else {}),
+                    **({"deployment": simulated[0].mapping()} if simulated is not None else {})}
+        _write_json(args, settings, replays, reports)
     if args.plot is not None:
         from .figure import timelines
 
-        args.plot.write_text(timelines({one.label: one.records for one in replays}, max(one.seconds for one in replays), most=args.plot_sessions),
+        args.plot.write_text(timelines({one.label: one.records for one in replays}, max(one.seconds for one in replays), most=args.plot_sessions or PLOTTED),
                              encoding="utf-8")
-    return int(any(one.stopped for one in replays))
+    return int(any(one.stopped or one.all_failed for one in replays))
 
 
 def _engine_args(args: argparse.Namespace) -> EngineArgs:
@@ -144,8 +151,6 @@ def _engine_target(args: argparse.Namespace, engine: EngineArgs) -> tuple[Any, i
 
         return FrontTarget(AsyncCluster(engine, ClusterArgs(prefill=args.prefill, decode=args.decode), max_num_waiting=1 << 30)), \
             (args.prefill + args.decode) * engine.ranks.gpus
-    if args.prefill:
-        raise ConfigError(f"prefill={args.prefill}: needs decode=1 or more: somebody has to write the answers")
     if runs_on_one_thread(engine):
         return EngineTarget(engine), 1
     from ..async_llm import AsyncLLM
@@ -157,7 +162,7 @@ def _url_target(args: argparse.Namespace) -> tuple[Any, int]:
     from .url import UrlTarget
 
     key = next(iter(args.api_key_file.read_text(encoding="utf-8").split()), None) if args.api_key_file else None
-    target = UrlTarget(args.target, args.model, key, args.timeout)
+    target = UrlTarget(args.target, args.model, key, TIMEOUT_S if args.timeout is None else args.timeout)
     how = {"tokens": "as token ids, of exactly the trace's lengths", "text": "as text, a common word for each token: the server's own count is reported"}
     early = "" if target.ignores_eos else "; answers may end early, as ignore_eos is unknown there"
     print(f"{target.model} at {args.target}: prompts {how[target.asks]}{early}")
@@ -165,37 +170,45 @@ def _url_target(args: argparse.Namespace) -> tuple[Any, int]:
 
 
 def _replay(args: argparse.Namespace, loop: ClosedLoop, target: Any) -> Replay:
-    from tqdm import tqdm
-
-    with tqdm(total=round(args.duration_s, 3), unit="s", bar_format="{l_bar}{bar}| {n:.0f}/{total:.0f} s{postfix}", disable=None) as bar:
-        def tell(now_s: float, ended: int, failed: int) -> None:
-            bar.set_postfix_str(f"{ended} ended, {failed} failed", refresh=False)
-            bar.update(max(0.0, min(now_s, args.duration_s) - bar.n))
-
-        return replay(loop, target, args.duration_s, most=args.requests, tell=tell)
+    with progress(target.label, args.duration_s, "s") as tell:
+        return replay(loop, target, args.duration_s, most=args.requests,
+                      tell=lambda now_s, ended, failed: tell(now_s, f"{ended} requests ended, {failed} failed"))
 
 
-def _simulated(args: argparse.Namespace, engine: EngineArgs, sessions: Iterable[Session], options: dict[str, Any], slo: Slo | None) -> Replay:
-    """One engine like this one in virtual time: its scheduler and its pool, and the machine's costs."""
-    from tqdm import tqdm
+def _deployment(args: argparse.Namespace, engine: EngineArgs) -> tuple[Deployment, str | None]:
+    """One engine like this one, its scheduler and its pool, and the machine's costs; and why its figures cannot be compared, if so.
 
-    from ..simulate import Deployment, simulate
+    Raises:
+        ConfigError: what is not simulated here, or a machine by default that was measured with another model.
+    """
+    from ..simulate import Deployment
     from ..simulate.machine import machine
 
     if engine.ranks.gpus > 1 or args.decode or engine.host_tier_bytes or engine.disk_tier_bytes:
         raise ConfigError("target=sim: simulates one engine of one rank and no tier here; use `minengine simulate` for deployments")
-    costs = machine(args.machine)
-    measured = getattr(costs, "measured", {}).get("model", engine.model)
-    if measured != engine.model:
-        print(f"minengine: machine={args.machine} was measured with {measured}, and the model is {engine.model}; measure it with: "
-              f"minengine simulate --calibrate --model {engine.model}", file=sys.stderr)
-    deployment = Deployment(topology="TP1", machine=args.machine, block_size=engine.block_size, cached_tokens=_pool_tokens(engine),
+    name = args.machine or THIS_MACHINE
+    costs = machine(name)
+    deployment = Deployment(topology="TP1", machine=name, block_size=engine.block_size, cached_tokens=_pool_tokens(engine),
                             max_num_batched_tokens=engine.max_num_batched_tokens, max_num_seqs=engine.max_num_seqs,
                             long_prefill_token_threshold=engine.long_prefill_token_threshold)
-    with tqdm(total=100, unit="%", bar_format="{l_bar}{bar}", disable=None) as bar:
-        result = simulate(deployment, sessions, duration_s=args.duration_s, warm_s=args.warm_s, slo=slo,
-                          progress=lambda share: bar.update(100 * share - bar.n), **options)
-    return Replay("simulator", result.records, args.duration_s, metrics=result.metrics)
+    priced = getattr(costs, "measured", {"model": deployment.model}).get("model", engine.model)
+    if priced == engine.model:
+        return deployment, None
+    remedy = f"measure this one with: minengine simulate --calibrate --model {engine.model}"
+    if args.machine is None:
+        raise ConfigError(f"machine={name}: its steps are those of {priced}, and the model is {engine.model}, so the simulator's column could not be compared; "
+                          f"{remedy} (or name a machine with --machine, to simulate nevertheless)")
+    return deployment, f"NOT COMPARABLE: the simulator's steps are those of {priced} ({name}), and the model is {engine.model}; {remedy}"
+
+
+def _simulated(args: argparse.Namespace, deployment: Deployment, note: str | None, sessions: Iterable[Session], options: dict[str, Any],
+               slo: Slo | None) -> Replay:
+    """In virtual time."""
+    from ..simulate import simulate
+
+    with progress("simulator", 100, "%") as tell:
+        result = simulate(deployment, sessions, duration_s=args.duration_s, warm_s=args.warm_s, slo=slo, progress=lambda share: tell(100 * share), **options)
+    return Replay("simulator", result.records, args.duration_s, metrics=result.metrics, note=note)
 
 
 def _pool_tokens(engine: EngineArgs) -> int:
@@ -208,6 +221,11 @@ def _pool_tokens(engine: EngineArgs) -> int:
     config, _ = open_model(engine.model, dtype, device)
     num_blocks, _ = size_pool(engine, config, dtype if engine.kv_cache_dtype == "auto" else engine.kv_cache_dtype, engine.block_size)
     return num_blocks * engine.block_size
+
+
+def _engine_settings(engine: EngineArgs) -> dict[str, Any]:
+    """Every option, and what the pool of one rank came to."""
+    return {"engine": asdict(engine), **({"pool_tokens": _pool_tokens(engine)} if engine.ranks.gpus == 1 else {})}
 
 
 def _say(replays: list[Replay], skipped: Skipped | None) -> None:
@@ -225,10 +243,10 @@ def _say(replays: list[Replay], skipped: Skipped | None) -> None:
 def _write_json(args: argparse.Namespace, options: dict[str, Any], replays: list[Replay], reports: dict[str, dict[str, float | None]]) -> None:
     from ..results import run_facts
 
-    settings = {"trace": args.trace, "target": args.target, "scale": args.scale, "output_scale": args.output_scale or args.scale,
-                "duration_s": args.duration_s, "warm_s": args.warm_s, "block_size": args.block_size, **options}
-    text = {**run_facts("minengine replay"), "settings": settings, "definitions": {name: {"unit": unit, "definition": what} for name, (unit, what) in
-                                                                                 DEFINITIONS.items()},
-            "replays": [{"label": one.label, "seconds": one.seconds, "stopped": one.stopped, "metrics": reports[one.label],
+    own = ("trace", "target", "scale", "duration_s", "warm_s", "requests", "skip_bad", "block_size", "prefill", "decode", "gpus")
+    settings = {**{name: getattr(args, name) for name in own}, "output_scale": args.output_scale or args.scale, **options}
+    text = {**run_facts(f"minengine {shlex.join(args.typed)}"), "settings": settings,
+            "definitions": {name: {"unit": unit, "definition": what} for name, (unit, what) in DEFINITIONS.items()},
+            "replays": [{"label": one.label, "seconds": one.seconds, "stopped": one.stopped, "note": one.note, "metrics": reports[one.label],
                          "records": [asdict(record) for record in one.records]} for one in replays]}
-    args.json.write_text(json.dumps(text) + "\n", encoding="utf-8")
+    args.json.write_text(json.dumps(text, default=str) + "\n", encoding="utf-8")

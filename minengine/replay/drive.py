@@ -42,6 +42,13 @@ class Replay:
     seconds: float
     stopped: str | None = None  # why it ended before its time
     metrics: dict[str, float | None] | None = None  # where whoever served has them already
+    note: str | None = None  # what a reader must know before comparing it
+
+    @property
+    def all_failed(self) -> bool:
+        """Requests have ended, and none with an answer."""
+        ended = [record for record in self.records if record.end_s is not None]
+        return bool(ended) and all(record.error is not None for record in ended)
 
 
 def replay(loop: ClosedLoop, target: Target, duration_s: float, *, most: int | None = None,

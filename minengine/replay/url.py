@@ -65,7 +65,7 @@ class UrlTarget(WallTarget):
             prompt = [TOKEN_IDS[0], TOKEN_IDS[1]] if asks == "tokens" else "the time"
             try:
                 with closing(self.client.events("/completions", self._body(prompt, 1))) as events:
-                    if all("error" not in json.loads(event) for event in events):
+                    if all("error" not in _chunk(event) for event in events):
                         return asks, more
             except (Refused, ValueError) as error:
                 complaint = error
@@ -90,7 +90,7 @@ class UrlTarget(WallTarget):
         try:
             with closing(self.client.events("/completions", self._body(prompt, turn.request.output_tokens), {SESSION: turn.session})) as events:
                 for event in events:
-                    self._read(json.loads(event), seen)
+                    self._read(_chunk(event), seen)
             if seen.output_tokens == 0 and seen.error is None:
                 seen.error = "the answer has no token"
         except Exception as error:  # whatever a server sends, the replay goes on
@@ -121,3 +121,10 @@ class UrlTarget(WallTarget):
 
     def close(self) -> None:
         """What is under way is left to end by itself; its threads end with the process."""
+
+
+def _chunk(event: str) -> dict[str, Any]:
+    found = json.loads(event)
+    if not isinstance(found, dict):
+        raise ValueError(f"an event of the stream is no JSON object: {event[:100]}")
+    return found
