@@ -188,7 +188,7 @@ def _deployment(args: argparse.Namespace, engine: EngineArgs) -> tuple[Deploymen
         raise ConfigError("target=sim: simulates one engine of one rank and no tier here; use `minengine simulate` for deployments")
     name = args.machine or THIS_MACHINE
     costs = machine(name)
-    deployment = Deployment(topology="TP1", machine=name, block_size=engine.block_size, cached_tokens=_pool_tokens(engine),
+    deployment = Deployment(topology="TP1", machine=name, block_size=engine.block_size, cached_tokens=_pool(engine)[0],
                             max_num_batched_tokens=engine.max_num_batched_tokens, max_num_seqs=engine.max_num_seqs,
                             long_prefill_token_threshold=engine.long_prefill_token_threshold)
     priced = getattr(costs, "measured", {"model": deployment.model}).get("model", engine.model)
@@ -211,21 +211,22 @@ def _simulated(args: argparse.Namespace, deployment: Deployment, note: str | Non
     return Replay("simulator", result.records, args.duration_s, metrics=result.metrics, note=note)
 
 
-def _pool_tokens(engine: EngineArgs) -> int:
-    """What the engine's pool holds."""
+def _pool(engine: EngineArgs) -> tuple[int, str]:
+    """Tokens that the pool of one rank holds, and the format of their rows."""
     from ..machine import device_named, dtype_named, size_pool
     from ..model.weights import open_model
 
     device = device_named(engine.device)
     dtype = dtype_named(engine.dtype, device)
     config, _ = open_model(engine.model, dtype, device)
-    num_blocks, _ = size_pool(engine, config, dtype if engine.kv_cache_dtype == "auto" else engine.kv_cache_dtype, engine.block_size)
-    return num_blocks * engine.block_size
+    rows = dtype if engine.kv_cache_dtype == "auto" else engine.kv_cache_dtype
+    num_blocks, _ = size_pool(engine, config, rows, engine.block_size)
+    return num_blocks * engine.block_size, str(rows).removeprefix("torch.")
 
 
 def _engine_settings(engine: EngineArgs) -> dict[str, Any]:
     """Every option, and what the pool of one rank came to."""
-    return {"engine": asdict(engine), **({"pool_tokens": _pool_tokens(engine)} if engine.ranks.gpus == 1 else {})}
+    return {"engine": asdict(engine), **(dict(zip(("pool_tokens", "pool_rows"), _pool(engine))) if engine.ranks.gpus == 1 else {})}
 
 
 def _say(replays: list[Replay], skipped: Skipped | None) -> None:
