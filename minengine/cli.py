@@ -38,7 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if unknown:
         hint = f"; a model is named with --model {unknown[0]}" if "model" in args and not unknown[0].startswith("-") else ""
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
-    args.typed = typed
+    if "typed" in args:  # by a command that keeps how to repeat it
+        args.typed = typed
     try:
         return args.run(args)
     except (ConfigError, RequestError) as error:

@@ -73,6 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--api-key-file", type=Path, metavar="FILE", help="the first line is the key for the URL (default: none)")
     where.add_argument("--timeout", type=float, metavar="S", help=f"seconds for one answer from the URL (default: {TIMEOUT_S:g})")
     add_engine_flags(parser)
+    parser.set_defaults(typed=())
     parser.epilog = ("One rank with one CPU thread (the default on a CPU) is replayed on the engine's own clock: seconds that its thread works, and those "
                      "in which it has nothing to do, which pass at once. Anything else takes the wall's time.")
 
