@@ -115,6 +115,8 @@ def test_what_is_beside_is_the_same_share_of_another_card_and_called_assumed_the
 @pytest.mark.parametrize("ask, words", [
     (dict(card="A100"), "card='A100': its memory is not known; use one of GB200"),
     (dict(card=Card("mine", 1e12, 1e12, "")), "card='mine': its memory is not known"),
+    (dict(card=5), "card=5: its memory is not known"), (dict(name=4), "topology='4': use TP"), (dict(config=None), "config=None: use a ModelConfig"),
+    (dict(step_tokens="x"), "step_tokens='x': use a number"), (dict(untouched=None), "untouched=None: use a number"), (dict(beside="x"), "beside='x': use a number"),
     (dict(step_tokens=0), "step_tokens=0: use at least 1"),
     (dict(untouched=-1), "untouched=-1: use bytes from 0 up"),
     (dict(untouched=float("nan")), "untouched=nan: use bytes"),

@@ -59,7 +59,7 @@ def topology(name: str) -> Topology:
     Raises:
         ConfigError: any other spelling, or context ranks that do not divide the tensor ranks.
     """
-    match = re.fullmatch(r"(TP|TEP|DEP)([1-9]\d*)(?:\+DCP([1-9]\d*))?", name)
+    match = isinstance(name, str) and re.fullmatch(r"(TP|TEP|DEP)([1-9]\d*)(?:\+DCP([1-9]\d*))?", name)
     if not match or (match[1] == "DEP" and match[3]):
         raise ConfigError(f"topology='{name}': use TP<n>, TEP<n>, DEP<n> or TP<n>+DCP<m>, for example TP4, DEP8, TP8+DCP4")
     ranks, context = int(match[2]), int(match[3] or 1)

@@ -126,9 +126,15 @@ def memory_ladder(config: ModelConfig, name: str, card: str | Card = SOURCE_CARD
     Raises:
         ConfigError: a model and a topology that do not fit, an unknown card or format, or a number outside its range.
     """
+    if not isinstance(config, ModelConfig):
+        raise ConfigError(f"config={config!r}: use a ModelConfig, as `model_config` gives it")
+    for field, value in {"step_tokens": step_tokens, "untouched": untouched, **({} if beside is None else {"beside": beside})}.items():
+        if not isinstance(value, (int, float)):
+            raise ConfigError(f"{field}={value!r}: use a number")
     shape, gpu = topology(name), CARDS.get(card) if isinstance(card, str) else card
-    if gpu is None or gpu.hbm_bytes is None:
-        raise ConfigError(f"card={card if gpu is None else gpu.name!r}: its memory is not known; use one of {', '.join(CARDS)}, or a Card with hbm_bytes")
+    if not isinstance(gpu, Card) or gpu.hbm_bytes is None:
+        known = gpu.name if isinstance(gpu, Card) else card
+        raise ConfigError(f"card={known!r}: its memory is not known; use one of {', '.join(CARDS)}, or a Card with hbm_bytes")
     if step_tokens < 1:
         raise ConfigError(f"step_tokens={step_tokens}: use at least 1")
     if not untouched >= 0:

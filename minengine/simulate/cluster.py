@@ -10,7 +10,7 @@ a model writes takes room, but traces have no ids for it: it is never found by a
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from hashlib import sha256
 from typing import Any
 
@@ -25,6 +25,7 @@ from .deployment import Deployment
 from .engines import Engine, Watch
 from .flights import Flight
 from .gaps import Gaps
+from .limits import check_run
 from .nodes import NodePool
 from .paths import Cutter
 from .requests import SimRequest
@@ -36,6 +37,8 @@ from .work import Costs, picoseconds
 
 __all__ = ["Cluster", "simulate"]
 
+MOST_REFUSED = 10_000  # in a row from the beginning: sessions of one request each would be refused without end, and without that time passes
+
 
 def simulate(deployment: Deployment, sessions: Iterable[Session], *, concurrency: int = 66, duration_s: float = 3600.0, seed: int = 0, gap_cap_s: float = 300.0,
              warm_s: float = 0.0, slo: Slo | None = None, costs: Callable[[str, str], Costs] | None = None, stretch: bool = True, watch: Watch | None = None,
@@ -46,7 +49,7 @@ def simulate(deployment: Deployment, sessions: Iterable[Session], *, concurrency
         sessions, concurrency, gap_cap_s: as `ClosedLoop` takes them, and `loop` with its other options.
         warm_s: at the beginning, left out of the metrics.
         slo: for the goodput.
-        costs: of an engine, by its topology and role ("prefill", "decode", "both"); None: as the deployment's machine has them.
+        costs: of engines, by their topology and role ("prefill", "decode", "both"); None: as the deployment's machine has them.
         stretch: advance decode steps in which nothing changes in one go. The result is the same, and is there sooner.
         watch: told of each step or stretch: (engine, start and end in picoseconds, each rank's work in the first step, steps).
         progress: told now and then which share of the time is over.
@@ -54,8 +57,11 @@ def simulate(deployment: Deployment, sessions: Iterable[Session], *, concurrency
     Raises:
         ConfigError: a setting that is not possible. AssertionError: a request, a token or a block got lost, which is a fault of the simulator.
     """
-    if not 0 <= warm_s < duration_s:
-        raise ConfigError(f"warm_s={warm_s!r}, duration_s={duration_s!r}: use a time, and less of it for warming up")
+    if not isinstance(deployment, Deployment):
+        raise ConfigError(f"deployment={deployment!r}: use a Deployment; Deployment.of makes one of a mapping")
+    if isinstance(sessions, (str, bytes, Mapping)) or not isinstance(sessions, Iterable):
+        raise ConfigError(f"sessions={sessions!r}: use Sessions, as `workload.opening.open_sessions` gives them")
+    check_run({"concurrency": concurrency, "duration_s": duration_s, "seed": seed, "gap_cap_s": gap_cap_s, "warm_s": warm_s, "slo": slo, **loop})
     cutter = Cutter(deployment.block_size)
     turns = ClosedLoop(cutter.tapped(sessions), concurrency=concurrency, gap_cap_s=gap_cap_s, seed=seed, **loop)
     cluster = Cluster(deployment, turns, cutter, picoseconds(duration_s), seed=seed, costs=costs or deployment.costs, stretch=stretch, watch=watch)
@@ -85,10 +91,10 @@ class Cluster:
             roles = [("prefill", "prefill", d.prefill, d.prefills), ("decode", "decode", d.decode, d.decoders)]
         specs = []
         for role, kind, name, number in roles:
-            shape = topology(name)
+            shape, own = topology(name), costs(name, role)
+            pool_blocks = self._pool_blocks(kind, name, role)
             for i in range(number):
-                own = costs(name, role)
-                self._add_engine(f"{kind}-{i}", role, name, own, stretch, watch)
+                self._add_engine(f"{kind}-{i}", role, name, own, pool_blocks, stretch, watch)
                 specs.append(WorkerSpec(f"{kind}-{i}", role, 2 * d.max_num_seqs * shape.data, "here"))
                 self._hand_over[f"{kind}-{i}"] = max(1, own.hand_over_ps)
         tiered = [spec.name for spec in specs if spec.role != "decode"]
@@ -96,11 +102,16 @@ class Cluster:
         self.router = SimRouter(d.router_policy, specs, block_size=d.block_size, clock=self.agenda.seconds, seed=seed, options=options,
                                 index=PoolIndex(self.engines, self.tier, tiered), lengths=self._tell_lengths)
 
-    def _add_engine(self, name: str, role: str, ranks: str, costs: Costs, stretch: bool, watch: Watch | None) -> None:
+    def _pool_blocks(self, kind: str, ranks: str, role: str) -> int:
+        """Of one rank."""
+        blocks = self.deployment.tokens_cached(ranks, role) // self.deployment.block_size
+        if not blocks:
+            raise ConfigError(f"{'prefill_' * (role == 'prefill')}cached_tokens: the pool of one rank of {kind}-0 holds less than a block of "
+                              f"{self.deployment.block_size} tokens; use more")
+        return blocks
+
+    def _add_engine(self, name: str, role: str, ranks: str, costs: Costs, pool_blocks: int, stretch: bool, watch: Watch | None) -> None:
         d = self.deployment
-        pool_blocks = d.tokens_cached(ranks, role) // d.block_size
-        if not pool_blocks:
-            raise ConfigError(f"cached_tokens: the pool of one rank of {name} holds less than a block of {d.block_size} tokens; use more")
         schedulers, wires = [], []
         for _ in range(topology(ranks).data):
             wire = None
@@ -166,6 +177,8 @@ class Cluster:
         if need > room:  # as the front says
             flight.error = f"prompt: {turn.request.input_tokens} tokens need {need} blocks and the smallest pool has {room}"
             flight.ended = self.agenda.now
+            if len(self.flights) == MOST_REFUSED and all(one.error is not None for one in self.flights):
+                raise ConfigError(f"{flight.error}; and so with all {MOST_REFUSED:,} requests so far: use larger pools (prefill_cached_tokens, cached_tokens)")
             self.agenda.news(self.agenda.now + 1, self._follow, flight)
             return
         self.parked.append(flight)

@@ -3,12 +3,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 from ..arithmetic.copies import topology
 from ..config import KV_CACHE_LAYOUTS, ConfigError
 from ..disagg.costs import RouterOptions
 from ..disagg.router import POLICIES
+from .limits import is_number, is_whole
+from .machine import LinearMachine, Machine
 from .wire import MODELS, token_bytes
 from .work import Costs
 
@@ -17,6 +20,13 @@ __all__ = ["Deployment"]
 WHOLE = {"prefills": 1, "decoders": 1, "engines": 1, "max_num_batched_tokens": 1, "decode_max_num_batched_tokens": 1, "max_num_seqs": 1,
          "long_prefill_token_threshold": 0, "block_size": 1, "prefill_cached_tokens": 1, "cached_tokens": 1, "host_tier_bytes": 0}  # at least
 FIRST_TOKEN = ("prefill", "decode")
+MODEL_OPTIONS = {
+    "weights": (lambda v: isinstance(v, str), "a format, for example bfloat16"),
+    "experts": (lambda v: isinstance(v, str), "a format, for example nvfp4"),
+    "draft_tokens": (lambda v: is_whole(v) and v >= 0, "a whole number, 0 or more"),
+    "tokens_per_step": (lambda v: is_number(v) and v >= 1, "a number, 1 or more"),
+}
+MOST_GPUS = 10_000  # so that a digit too many is told, and not waited for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,10 +87,22 @@ class Deployment:
             value = getattr(self, name)
             if value is None and name in ("decode_max_num_batched_tokens", "prefill_cached_tokens", "cached_tokens"):
                 continue
-            demand(isinstance(value, int) and not isinstance(value, bool) and value >= least, name, f"use a whole number, {least} or more")
+            demand(is_whole(value) and value >= least, name, f"use a whole number, {least} or more")
         for name in ("topology",) if self.topology is not None else ("prefill", "decode"):
             demand(isinstance(getattr(self, name), str), name, "use a name, for example TP4 or DEP8")
             topology(getattr(self, name))
+        if self.gpus > MOST_GPUS:
+            raise ConfigError(f"deployment: its engines have {self.gpus:,} GPUs; use {MOST_GPUS:,} at most")
+        for name in ("model", "kv_cache_dtype"):
+            demand(isinstance(getattr(self, name), str), name, "use a name")
+        demand(isinstance(self.machine, (str, Path, Mapping, Machine, LinearMachine)), "machine",
+               "use a name, the path of a .yml file, or a mapping of what such a file has")
+        for name in ("model_options", "router_options"):
+            demand(isinstance(getattr(self, name), Mapping), name, "use a mapping")
+        for name, value in self.model_options.items():
+            demand(name in MODEL_OPTIONS, "model_options", f"{name} is unknown; use {', '.join(MODEL_OPTIONS)}")
+            right, wanted = MODEL_OPTIONS[name]
+            demand(right(value), "model_options", f"{name}: use {wanted}")
         for name in ("max_num_batched_tokens", "decode_max_num_batched_tokens"):
             demand(getattr(self, name) is None or getattr(self, name) >= self.max_num_seqs, name,
                    f"must be at least max_num_seqs ({self.max_num_seqs}), so that every running request can decode in every step")
@@ -90,11 +112,17 @@ class Deployment:
         demand(self.router_policy in POLICIES, "router_policy", f"use one of {', '.join(POLICIES)}")
         demand(self.first_token in FIRST_TOKEN, "first_token", f"use {' or '.join(FIRST_TOKEN)}")
         known = {one.name for one in fields(RouterOptions)} - {"lease_s"}
-        unknown = sorted(set(self.router_options) - known)
-        demand(not unknown, "router_options", f"{', '.join(unknown)}: use {', '.join(sorted(known))}")
+        for name, value in self.router_options.items():
+            demand(name in known, "router_options", f"{name} is unknown; use {', '.join(sorted(known))}")
+            if name == "sticky":
+                demand(value in (None, True, False), "router_options", "sticky: use true, false or null")
+            else:
+                least = int(name == "recent_requests")
+                demand(is_number(value) and value >= least, "router_options", f"{name}: use a number, {least} or more")
         if self.topology is None or self.host_tier_bytes:
             demand(self.model in MODELS, "model", f"the sizes of its rows are not known here; use {', '.join(MODELS)}")
-            token_bytes(self.model, self.kv_cache_dtype)
+            block_bytes = token_bytes(self.model, self.kv_cache_dtype) * self.block_size
+            demand(not 0 < self.host_tier_bytes < block_bytes, "host_tier_bytes", f"a block takes {block_bytes:,} bytes; use at least these, or 0 for no tier")
             demand(self.block_size % max(topology(name).context for name in self.topologies) == 0, "block_size", "DCP ranks must divide it")
 
     @classmethod
@@ -104,6 +132,8 @@ class Deployment:
         Raises:
             ConfigError: an unknown field, or see the class.
         """
+        if not isinstance(given, Mapping):
+            raise ConfigError(f"deployment={given!r}: use a mapping of its fields")
         known = [one.name for one in fields(cls)]
         unknown = [name for name in given if name not in known]
         if unknown:

@@ -109,8 +109,9 @@ def machine(given: str | Path | Mapping[str, Any] | Machine | LinearMachine) -> 
         path = Path("this-machine.yml")
     try:
         text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"machine='{given}': {error.strerror}; use {', '.join(machine_names())}, or the path of a .yml file") from error
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", "is no text")
+        raise ConfigError(f"machine='{given}': {why}; use {', '.join(machine_names())}, or the path of a .yml file") from error
     import yaml
 
     try:
@@ -128,13 +129,15 @@ def _of_mapping(given: Mapping[str, Any]) -> Machine | LinearMachine:
         return _linear(given, name)
     if kind != "model":
         raise ConfigError(f"machine '{name}', kind={kind!r}: use model or linear")
-    if given.get("card") not in CARDS:
+    if not isinstance(given.get("card"), str) or given["card"] not in CARDS:
         raise ConfigError(f"machine '{name}', card={given.get('card')!r}: use one of {', '.join(CARDS)}")
     constants = given.get("constants") or {}
     launches = given.get("launches") or {}
     for what, have, want in (("constants", constants, set(CONSTANTS)), ("launches", launches, set(LAUNCHES))):
+        if not isinstance(have, Mapping):
+            raise ConfigError(f"machine '{name}', {what}={have!r}: use a mapping with {', '.join(sorted(want))}")
         if set(have) != want:
-            wrong = sorted(want - set(have)) or sorted(set(have) - want)
+            wrong = sorted(want - set(have)) or sorted(set(have) - want, key=str)
             raise ConfigError(f"machine '{name}', {what}: {wrong[0]} is {'missing' if wrong[0] in want else 'unknown'}; it has {', '.join(sorted(want))}")
     read = {}
     for key in CONSTANTS:
@@ -170,7 +173,9 @@ def _linear(given: Mapping[str, Any], name: str) -> LinearMachine:
     others = {"decode_attention_s", "piece_s", "byte_s", "retrieve_byte_s", "hand_over_s"}
     unknown = set(given) - prices - others - {"kind", "name", "measured"}
     if unknown:
-        raise ConfigError(f"machine '{name}': {min(unknown)} is unknown; a linear machine has {', '.join(sorted(prices | others))}")
+        raise ConfigError(f"machine '{name}': {min(unknown, key=str)} is unknown; a linear machine has {', '.join(sorted(prices | others))}")
+    if not isinstance(given.get("measured") or {}, Mapping):
+        raise ConfigError(f"machine '{name}', measured={given['measured']!r}: use a mapping of what was measured, or leave it out")
     for key in others & set(given):
         value = given[key]
         if not isinstance(value, (int, float)) or isinstance(value, bool) or not (isfinite(value) and value >= 0):

@@ -115,6 +115,8 @@ class Cutter:
         return _TappedSequence(sessions, self) if isinstance(sessions, Sequence) else _Tapped(sessions, self)
 
     def take(self, session: Session) -> Session:
+        if not isinstance(session, Session):
+            raise ConfigError(f"sessions: {session!r} is no Session; use what `workload.opening.open_sessions` gives")
         paths = self._known.get(id(session))
         if paths is None:
             paths = self._known[id(session)] = Paths(session, self.block_size)

@@ -14,9 +14,11 @@ from typing import Any, NamedTuple
 
 from ..arithmetic.serving import AtBar, at_bar
 from ..config import ConfigError
+from ..workload.report import DEFINITIONS
 from ..workload.traces import Session
 from .cluster import simulate
 from .deployment import Deployment
+from .limits import is_number, is_whole
 
 __all__ = ["Sized", "carried", "size"]
 
@@ -46,10 +48,17 @@ def carried(deployment: Deployment, sessions: Iterable[Session], bar: float, poi
         case: other arguments of `simulate`, and fields of the deployment to replace.
 
     Raises:
-        ConfigError: points that do not rise, or see `simulate`.
+        ConfigError: points that do not rise, no such metric, no bar, or see `simulate`.
     """
-    if not points or any(a >= b for a, b in zip(points, points[1:])) or points[0] < 1:
-        raise ConfigError(f"points={tuple(points)}: use rising numbers of sessions, 1 or more")
+    if not isinstance(points, Sequence) or not points or not all(map(is_whole, points)) or any(a >= b for a, b in zip((0, *points), points)):
+        raise ConfigError(f"points={points!r}: use rising numbers of sessions, 1 or more")
+    speeds = [name for name, (unit, _) in DEFINITIONS.items() if unit == "tok/s"]
+    if metric not in speeds:
+        raise ConfigError(f"metric={metric!r}: use one of {', '.join(speeds)}")
+    if not (is_number(bar) and bar > 0):
+        raise ConfigError(f"bar={bar!r}: use tok/s, more than 0")
+    if not isinstance(deployment, Deployment):
+        raise ConfigError(f"deployment={deployment!r}: use a Deployment")
     changed = {name: case.pop(name) for name in list(case) if name in Deployment.__dataclass_fields__}
     one = replace(deployment, **changed)
     curve = []
@@ -69,8 +78,14 @@ def size(candidates: Mapping[str, Deployment], sessions: Iterable[Session], *, c
         progress: called after each case of each candidate.
 
     Raises:
-        ConfigError: see `carried`.
+        ConfigError: no candidates, no cases, fewer than one session, or see `carried`.
     """
+    if not (is_whole(concurrency) and concurrency >= 1):
+        raise ConfigError(f"concurrency={concurrency!r}: use a whole number of sessions, 1 or more")
+    if not isinstance(candidates, Mapping) or not candidates:
+        raise ConfigError(f"candidates={candidates!r}: use at least one deployment, by its name")
+    if not isinstance(cases, Sequence) or not cases or not all(isinstance(case, Mapping) for case in cases):
+        raise ConfigError(f"cases={cases!r}: use at least one mapping of settings; ({{}},) is the case with none")
     found = []
     for name, deployment in candidates.items():
         reached = []
