@@ -7,34 +7,35 @@
 """
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from itertools import product
 from typing import Any
 
 from ..config import ConfigError
-from ..workload.closed_loop import ClosedLoop
+from ..workload.metrics import MetricError
 from ..workload.report import Slo
+from ..workload.sessions import TraceError
 from .cluster import simulate
 from .deployment import Deployment
+from .limits import ARGUMENTS, check_run, is_number
 
-__all__ = ["RUN", "key", "points", "run_point"]
+__all__ = ["DEFAULTS", "RUN", "key", "points", "run_point"]
 
 DEPLOYMENT = tuple(one.name for one in fields(Deployment))
-RUN = ("trace", "slo", "concurrency", "duration_s", "seed", "gap_cap_s", "warm_s",
-       *(name for name in inspect.signature(ClosedLoop).parameters if name not in ("sessions", "concurrency", "seed", "gap_cap_s")))
+RUN = ("trace", *ARGUMENTS)
+DEFAULTS = {name: value for name, value in simulate.__kwdefaults__.items() if name in ARGUMENTS}
 PARTS = ("deployment", "run", "grid", "points")
 
 
 def points(grid: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Each point as {"deployment": all its fields, "run": {...}}, checked.
+    """Each point, once, as {"deployment": all its fields, "run": {...}}, checked.
 
     Raises:
-        ConfigError: an unknown part or setting, values that are no list, no points, or a deployment that cannot be.
+        ConfigError: an unknown part or setting, values that are no list, no points, or a deployment or a run that cannot be.
     """
-    unknown = sorted(set(grid) - set(PARTS))
+    unknown = [name for name in grid if name not in PARTS]
     if unknown:
         raise ConfigError(f"grid: {unknown[0]} is unknown; use {', '.join(PARTS)}")
     base = {**_mapping(grid, "deployment"), **_mapping(grid, "run")}
@@ -49,7 +50,11 @@ def points(grid: Mapping[str, Any]) -> list[dict[str, Any]]:
     asked += [dict(one) for one in listed]
     if not asked:
         raise ConfigError("grid: asks for nothing; give lists under grid, or points")
-    return [_point({**base, **one}) for one in asked]
+    found = [_point({**base, **one}) for one in asked]
+    try:
+        return list({key(one): one for one in found}.values())
+    except TypeError as error:
+        raise ConfigError(f"grid: has something that JSON does not have ({error}); use texts, numbers, true, false, null, lists and mappings") from error
 
 
 def _mapping(grid: Mapping[str, Any], part: str) -> Mapping[str, Any]:
@@ -64,7 +69,26 @@ def _point(settings: Mapping[str, Any]) -> dict[str, Any]:
         if name not in DEPLOYMENT and name not in RUN:
             raise ConfigError(f"grid: {name} is unknown; use a field of a deployment ({', '.join(DEPLOYMENT)}) or of a run ({', '.join(RUN)})")
     deployment = Deployment.of({name: value for name, value in settings.items() if name in DEPLOYMENT})
-    return {"deployment": deployment.mapping(), "run": {"trace": "agentx", **{name: value for name, value in settings.items() if name in RUN}}}
+    run = {"trace": "agentx", **{name: value for name, value in settings.items() if name in RUN}}
+    if not isinstance(run["trace"], str):
+        raise ConfigError(f"trace={run['trace']!r}: use agentx, mooncake, generated, or a path")
+    check_run({**DEFAULTS, **_arguments(run)})
+    return {"deployment": deployment.mapping(), "run": run}
+
+
+def _arguments(run: Mapping[str, Any]) -> dict[str, Any]:
+    """Of `simulate`."""
+    found = {name: value for name, value in run.items() if name != "trace"}
+    if found.get("slo") is not None:
+        limits = found["slo"]
+        known = [one.name for one in fields(Slo)]
+        if not isinstance(limits, Mapping) or not all(name in known and (value is None or is_number(value)) for name, value in limits.items()):
+            raise ConfigError(f"slo={limits!r}: use a mapping with numbers for some of {', '.join(known)}")
+        try:
+            found["slo"] = Slo(**limits)
+        except MetricError as error:
+            raise ConfigError(str(error)) from error
+    return found
 
 
 def key(point: Mapping[str, Any]) -> str:
@@ -72,17 +96,22 @@ def key(point: Mapping[str, Any]) -> str:
     return json.dumps({"deployment": point["deployment"], "run": point["run"]}, sort_keys=True)
 
 
-def run_point(point: Mapping[str, Any], sessions: Iterable[Any], **how: Any) -> dict[str, Any]:
-    """The line of a point: its settings, metrics, counts, engines and digest; or the `error` that it ended with.
+def run_point(point: Mapping[str, Any], sessions: Iterable[Any], *, records: bool = False, **how: Any) -> dict[str, Any]:
+    """The line of a point: its settings, metrics, counts, engines and digest, and of requests that failed the number and the first one's error
+    (`failures`); or the `error` that it ended with.
 
     Args:
+        records: with a record a request.
         how: other arguments of `simulate`.
     """
-    run = {name: value for name, value in point["run"].items() if name != "trace"}
-    if run.get("slo") is not None:
-        run["slo"] = Slo(**run["slo"])
     try:
-        result = simulate(Deployment.of(point["deployment"]), sessions, **run, **how)
-    except ConfigError as error:
+        result = simulate(Deployment.of(point["deployment"]), sessions, **_arguments(point["run"]), **how)
+    except (ConfigError, TraceError, MetricError, OSError) as error:
         return {**point, "error": str(error)}
-    return {**point, "gpus": result.deployment.gpus, "metrics": result.metrics, "counts": result.counts, "engines": result.engines, "digest": result.digest}
+    line = {**point, "gpus": result.deployment.gpus, "metrics": result.metrics, "counts": result.counts, "engines": result.engines, "digest": result.digest}
+    errors = [record.error for record in result.records if record.error is not None]
+    if errors:
+        line["failures"] = {"requests": len(errors), "first": errors[0]}
+    if records:
+        line["records"] = [asdict(record) for record in result.records]
+    return line
