@@ -137,9 +137,11 @@ def test_every_figure_of_the_cluster_comes_from_runs_of_the_headline_with_one_ch
     found = [one for figures in CLUSTER for one in figures(runs)]
     reported_as_registered(found)
     assert all(one.label == "simulated" for one in found)
-    assert len(began) == len(set(began)) and "the headline" in began
+    numbers, what = zip(*(one.split(": ", 1) for one in began))
+    assert len(what) == len(set(what)) and "the headline" in what
+    assert list(numbers) == [f"{i} of {runs.total}" for i in range(1, runs.total + 1)], "all are counted before the first has begun"
     assert runs() is runs({"decoders": 4}, concurrency=66) and runs() is not runs(seed=2)
-    assert began[-1] == "seed=2"
+    assert began[-1].endswith(": seed=2")
 
 
 def test_the_command_prints_what_needs_no_sessions_where_there_are_none_and_writes_json(monkeypatch, tmp_path, capsys):

@@ -6,7 +6,9 @@ mean lengths of the set that they are from. The source had cold prompts between 
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from ..workload.traces import Session
@@ -30,7 +32,7 @@ class Runs:
         deployment, loop: with the changes that they are given.
         sessions, recorded: that are replayed, and the same with the lengths that they were recorded with.
         faster: every run has this share of the loop's time; 1 for the table.
-        progress: told of each run that begins.
+        progress: told of each run that begins: "3 of 40: decoders=2".
     """
 
     def __init__(self, deployment: Callable[..., Deployment], loop: Callable[..., dict[str, Any]], sessions: Sequence[Session], *, recorded: Sequence[Session],
@@ -38,20 +40,34 @@ class Runs:
         self.deployment, self.loop, self.sessions, self.recorded, self.faster, self.progress = deployment, loop, sessions, recorded, faster, progress
         self._done: dict[str, Mapping[str, float | None]] = {}
 
+    @cached_property
+    def total(self) -> int:
+        """How many different runs CLUSTER asks for: its figures are gone through with runs that come to 1 in everything."""
+        plan = Runs(self.deployment, self.loop, (), recorded=())
+        plan.total = 0
+        plan._run = lambda *asked: defaultdict(lambda: 1.0)
+        for figures in CLUSTER:
+            for _ in figures(plan):
+                pass
+        return len(plan._done)
+
     def __call__(self, changes: Mapping[str, Any] | None = None, *, as_recorded: bool = False, **loop: Any) -> Mapping[str, float | None]:
         """The metrics of one run, see `workload.report`, and `prefill_step_s_mean`; `changes` of the deployment, and of the loop."""
         one, asked = self.deployment(**(changes or {})), self.loop(**loop)
         key = json.dumps([one.mapping(), asked, as_recorded], sort_keys=True)
         if key not in self._done:
             what = ", ".join(f"{name}={value}" for name, value in {**(changes or {}), **loop}.items()) or "the headline"
-            self.progress(what + (" with lengths as recorded" if as_recorded else ""))
-            asked |= {name: asked[name] * self.faster for name in ("duration_s", "warm_s")}
-            result = simulate(one, self.recorded if as_recorded else self.sessions, **asked)
-            prefill = [counts for name, counts in result.engines.items() if name.startswith("prefill")]
-            steps = sum(counts["steps"] for counts in prefill)
-            step_s = sum(counts["busy_ps"] for counts in prefill) / SECOND / steps if steps else None
-            self._done[key] = {**result.metrics, "prefill_step_s_mean": step_s}
+            self.progress(f"{len(self._done) + 1} of {self.total}: {what}" + (" with lengths as recorded" if as_recorded else ""))
+            self._done[key] = self._run(one, asked, as_recorded)
         return self._done[key]
+
+    def _run(self, one: Deployment, asked: dict[str, Any], as_recorded: bool) -> Mapping[str, float | None]:
+        asked |= {name: asked[name] * self.faster for name in ("duration_s", "warm_s")}
+        result = simulate(one, self.recorded if as_recorded else self.sessions, **asked)
+        prefill = [counts for name, counts in result.engines.items() if name.startswith("prefill")]
+        steps = sum(counts["steps"] for counts in prefill)
+        step_s = sum(counts["busy_ps"] for counts in prefill) / SECOND / steps if steps else None
+        return {**result.metrics, "prefill_step_s_mean": step_s}
 
 
 def headline(runs: Runs) -> Iterator[Prediction]:
