@@ -6,13 +6,13 @@ import json
 import os
 import shlex
 import sys
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from ..config import ConfigError
+from ..replay.progress import progress
 from ..workload.closed_loop import GAPS, STARTS
 from ..workload.metrics import MetricError
 from ..workload.report import DEFINITIONS, table
@@ -25,7 +25,6 @@ __all__ = ["add_arguments", "run"]
 PRESET = "prime-inference"
 TAKES = {"preset": ("quick", "trace", "out"), "calibrate": ("quick", "model", "out"), "sweep": ("processes", "cluster", "out")}
 APART = ("prefill", "prefills", "decode", "decoders", "prefill_cached_tokens", "decode_max_num_batched_tokens")  # which engines that do both have not
-TELL_S = 30.0  # between two lines of progress, where no bar can be drawn
 ABOUT = {
     "prefill": "topology of the engines that prefill", "prefills": "how many of them", "decode": "topology of the decoders", "decoders": "how many of them",
     "topology": "of engines that do both, in place of the four above", "engines": "how many of those", "machine": "a name, or the path of a .yml file",
@@ -178,8 +177,8 @@ def _one(args: argparse.Namespace) -> int:
     slo = {"slo": {"e2e_tok_s": args.slo_e2e_tok_s}} if args.slo_e2e_tok_s is not None else {}
     (point,) = points({"deployment": _settings(args), "run": {**loop, **slo}, "points": [{}]})
     sessions, words = opened(point["run"]["trace"], loop.get("seed", 0))
-    with _Bar(1000, "simulating") as bar:
-        line = run_point(point, sessions, records=args.out is not None, progress=lambda share: bar(round(1000 * share), 1000))
+    with progress("simulating", 100, "%") as tell:
+        line = run_point(point, sessions, records=args.out is not None, progress=lambda share: tell(100 * share))
     if "error" in line:
         raise ConfigError(line["error"])
     print(f"{words}; {line['gpus']} GPU{'s' if line['gpus'] > 1 else ''}")
@@ -212,8 +211,8 @@ def _sweep(args: argparse.Namespace) -> int:
     asked = points(_yaml(args.sweep, "--sweep"))
     out = Path(args.out or args.sweep.with_suffix(".jsonl"))
     try:
-        with _Bar(len(asked), "points") as bar:
-            lines = sweep(asked, out, processes=args.processes, address=args.cluster, progress=bar)
+        with progress("sweep", len(asked), "points") as tell:
+            lines = sweep(asked, out, processes=args.processes, address=args.cluster, progress=lambda done, of: tell(done))
     except KeyboardInterrupt:
         done = finished(out)
         print(f"\nminengine: interrupted; {sum(key(one) in done for one in asked)} of {len(asked)} points are in {out}; the same command again goes on from "
@@ -266,25 +265,3 @@ def _write(path: str, text: str) -> None:
         Path(path).write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"out={path!r}: cannot be written ({error.strerror})") from error
-
-
-class _Bar:
-    """Progress on stderr: a bar, or where that is no terminal a line now and then."""
-
-    def __init__(self, total: int, what: str) -> None:
-        from tqdm import tqdm
-
-        self._what, self._told_s = what, time.monotonic()
-        self._bar = tqdm(total=total, desc=what, file=sys.stderr, disable=not sys.stderr.isatty(), unit="", leave=False)
-
-    def __enter__(self) -> Callable[[int, int], None]:
-        return self._to
-
-    def __exit__(self, *error: object) -> None:
-        self._bar.close()
-
-    def _to(self, done: int, of: int) -> None:
-        self._bar.update(done - self._bar.n)
-        if self._bar.disable and time.monotonic() - self._told_s >= TELL_S:
-            self._told_s = time.monotonic()
-            print(f"minengine: {self._what}: {100 * done / of:.0f}%", file=sys.stderr, flush=True)
