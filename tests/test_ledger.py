@@ -40,6 +40,8 @@ STORED = Measurement(name="m", what="w", unit="x", n=30, median=12.34567, spread
     ({}, {"holds": True, "label": "invented"}, "invented data"),
     ({"book": "simulate"}, None, "not built yet"),
     ({"book": "simulate"}, {"holds": True, "label": "simulated"}, "simulated"),
+    ({"book": "simulate"}, {"label": "reasoned"}, "predicted"),
+    ({"book": "simulate"}, {"label": "reasoned", "holds": True}, "holds as stated"),
     ({"book": "gpu"}, None, "needs a GPU"),
     ({"book": "open", "reason": "r"}, None, "cannot be checked"),
 ])

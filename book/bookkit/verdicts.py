@@ -17,10 +17,11 @@ __all__ = ["Own", "STATUSES", "own_value", "ratio"]
 
 STATUSES = {
     "holds": "our formula gives it to the digits stated",
-    "holds as stated": "we measured or bounded it, and it stands in the form in which it was stated",
+    "holds as stated": "we measured, bounded or predicted it, and it stands in the form in which it was stated",
     "differs": "we got another value; the chapter says why",
     "measured": "we measured it, on other data or another machine than the source did",
     "bounded": "we have an ideal or a bracket, and a reason for the distance",
+    "predicted": "our model of costs predicts it; nothing was measured",
     "simulated": "the cluster simulator predicts it",
     "invented data": "the public traces were not at hand when these pages were built, so our number proves nothing",
     "needs a GPU": "only a GPU run can show it, and none is stored yet",
@@ -53,7 +54,7 @@ def own_value(claim: Claim, claims: Mapping[str, Claim], records: Mapping[str, M
         spread = [number(record["spread"], decimals)] if record["spread"] else []
         how = "; ".join([*filter(None, [record["note"]]), *samples, *spread])
         known = {"simulated": "simulated", "invented": "invented data"}.get(record["label"])
-        status = known or {True: "holds as stated", False: "differs", None: "measured"}[record["holds"]]
+        status = known or {True: "holds as stated", False: "differs", None: "predicted" if record["label"] == "reasoned" else "measured"}[record["holds"]]
         return Own(status, record["value"], record["label"], how, recorded=True, decimals=decimals)
     if claim.formula:
         value, decimals = derive(claims, claim.id), digits(claim.value) + MORE_DECIMALS
