@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Callable, Mapping
 
 __all__ = ["ACCURACY", "Check", "Measurement", "PREDICTIONS", "RESULTS", "RUN", "ResultError", "SIZING", "TOOLCHECK", "check_fields", "file_name",
-           "read_results", "run_facts"]
+           "read_results", "read_run", "run_facts"]
 
 ACCURACY, TOOLCHECK, SIZING, PREDICTIONS = "accuracy-", "toolcheck-", "sizing.json", "predictions.json"  # files with readers of their own begin so
 RESULTS = Path(__file__).resolve().parents[1] / "book" / "results"
@@ -123,6 +123,30 @@ def read_results(folder: str | Path = RESULTS) -> dict[str, Measurement]:
             given = {**one, **shared, "spread": tuple(one["spread"]), "date": date.fromisoformat(run["date"])}
             found[one["name"]] = Measurement(**given, file=path.name)
     return found
+
+
+def read_run(path: str | Path, checks: Mapping[str, Check], command: str, **entries: Mapping[str, Check]) -> dict[str, Any]:
+    """A stored file that has a reader of its own, its fields checked.
+
+    Args:
+        command: that writes it.
+        entries: fields that are lists, and what each entry of theirs has.
+
+    Raises:
+        ResultError: there is none, or a field is missing, unknown or wrong.
+    """
+    path = Path(path)
+    try:
+        run = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ResultError(f"{path.name}: cannot be opened ({error.strerror}); {command} writes it, in a checkout") from error
+    except ValueError as error:
+        raise ResultError(f"{path.name}: is no JSON ({error}); write it with {command}") from error
+    check_fields(path.name, run, checks)
+    for field, wanted in entries.items():
+        for i, one in enumerate(run[field]):
+            check_fields(f"{path.name}, {field}[{i}]", one, wanted)
+    return run
 
 
 def check_fields(where: str, given: Any, checks: Mapping[str, Check]) -> None:

@@ -182,7 +182,7 @@ def test_a_table_that_is_kept_is_read_as_it_was_and_a_spoiled_one_is_refused(tmp
         with pytest.raises(ResultError, match=words):
             stored(path)
     path.write_text(json.dumps({**run, "predictions": [{**run["predictions"][0], "unit": "ms", "id": ""}]}))
-    with pytest.raises(ResultError, match="prediction 0, field 'id'"):
+    with pytest.raises(ResultError, match=r"predictions\[0\], field 'id'"):
         stored(path)
     path.write_text("{")
     with pytest.raises(ResultError, match="no JSON"):

@@ -9,7 +9,7 @@ from serving import random_model, server
 from minengine.cli import main
 from minengine.config import ConfigError
 from minengine.replay.figure import timelines
-from minengine.replay.progress import EVERY_S, progress
+from minengine.progress import EVERY_S, progress
 from minengine.workload.opening import open_sessions
 from minengine.workload.report import DEFINITIONS, Record, report
 from minengine.workload.traces import SHIPPED, Skipped, TraceError

@@ -279,7 +279,7 @@ def test_a_sweep_tells_failed_points_and_failed_requests_apart(grid, tmp_path, c
 
 
 def test_progress_where_no_bar_can_be_drawn(grid, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("minengine.replay.progress.EVERY_S", 0.0)
+    monkeypatch.setattr("minengine.progress.EVERY_S", 0.0)
     file = tmp_path / "grid.yml"
     file.write_text(json.dumps(grid))
     assert main(["simulate", "--sweep", str(file), "--processes", "1"]) == 0

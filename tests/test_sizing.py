@@ -89,8 +89,8 @@ def test_a_grid_that_cannot_be_read_says_how_to_get_one(tmp_path, text, message)
 
 @pytest.mark.parametrize("change, message", [
     ({"given": {"agents": {}}}, "field 'given'"), ({"points": {}}, "field 'points'"),
-    ({"points": [{"settings": {"sessions": 1}, "value": {}}]}, "point 0, field 'settings'"),
-    ({"points": [{"settings": DEFAULTS}]}, "point 0, field 'value': is missing"), ({"more": 1}, "field 'more': is unknown"),
+    ({"points": [{"settings": {"sessions": 1}, "value": {}}]}, r"points\[0\], field 'settings'"),
+    ({"points": [{"settings": DEFAULTS}]}, r"points\[0\], field 'value': is missing"), ({"more": 1}, "field 'more': is unknown"),
 ])
 def test_a_grid_with_something_wrong_names_it(tmp_path, change, message):
     run = {"machine": "m", "versions": {"python": "3"}, "commit": "0" * 40, "command": "c", "date": "2026-11-30", "given": dict.fromkeys(GIVEN), "points": []}

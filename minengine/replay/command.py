@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..config import ConfigError
 from ..engine_args import EngineArgs
 from ..flags import add_engine_flags
+from ..progress import progress
 from ..workload.closed_loop import GAPS, STARTS, ClosedLoop
 from ..workload.metrics import MetricError
 from ..workload.opening import open_sessions
@@ -21,7 +22,6 @@ from ..workload.scaling import scaled_sessions
 from ..workload.traces import Session, Skipped, TraceError
 from .checks import TARGETS, check
 from .drive import Replay, replay
-from .progress import progress
 
 if TYPE_CHECKING:
     from ..simulate import Deployment

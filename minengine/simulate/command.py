@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import ConfigError
-from ..replay.progress import progress
+from ..progress import progress
 from ..workload.closed_loop import GAPS, STARTS
 from ..workload.metrics import MetricError
 from ..workload.report import DEFINITIONS, table

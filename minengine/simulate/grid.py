@@ -8,13 +8,12 @@ The same arguments give the same point, on any machine; a test computes one agai
 """
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..results import RESULTS, RUN, SIZING, ResultError, check_fields
+from ..results import RESULTS, RUN, SIZING, read_run
 from .sizing import DEFAULTS, GIVEN
 
 __all__ = ["Grid", "stored"]
@@ -46,14 +45,5 @@ def stored(path: str | Path = RESULTS / SIZING) -> Grid:
     Raises:
         ResultError: there is none, or a field is missing, unknown or wrong.
     """
-    path = Path(path)
-    try:
-        run = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ResultError(f"{path.name}: cannot be opened ({error.strerror}); python -m bench.sizing writes it, in a checkout") from error
-    except ValueError as error:
-        raise ResultError(f"{path.name}: is no JSON ({error}); write it with python -m bench.sizing") from error
-    check_fields(path.name, run, FIELDS)
-    for i, one in enumerate(run["points"]):
-        check_fields(f"{path.name}, point {i}", one, POINT)
+    run = read_run(path, FIELDS, "python -m bench.sizing", points=POINT)
     return Grid(run["given"], run["points"], run["command"], run["date"], run["commit"])

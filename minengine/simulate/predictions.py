@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from ..results import PREDICTIONS, RESULTS, RUN, ResultError, check_fields
+from ..results import PREDICTIONS, RESULTS, RUN, read_run
 from .prediction import Prediction, shown
 
 __all__ = ["Kept", "keep", "shown", "stored"]
@@ -66,16 +66,6 @@ def stored(path: str | Path = RESULTS / PREDICTIONS) -> Kept:
     Raises:
         ResultError: there is none, or a field is missing, unknown or wrong.
     """
-    path = Path(path)
-    try:
-        run = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ResultError(f"{path.name}: cannot be opened ({error.strerror}); minengine simulate --preset prime-inference --out FILE writes it") from error
-    except ValueError as error:
-        raise ResultError(f"{path.name}: is no JSON ({error}); write it with minengine simulate --preset prime-inference --out FILE") from error
-    check_fields(path.name, run, FIELDS)
-    found = []
-    for number, one in enumerate(run["predictions"]):
-        check_fields(f"{path.name}, prediction {number}", one, PREDICTION)
-        found.append(Prediction(**{field.name: one[field.name] for field in fields(Prediction)}))
+    run = read_run(path, FIELDS, "minengine simulate --preset prime-inference --out FILE", predictions=PREDICTION)
+    found = [Prediction(**{field.name: one[field.name] for field in fields(Prediction)}) for one in run["predictions"]]
     return Kept(tuple(found), run["preset"], run["rack"], run["command"], run["date"], run["commit"])

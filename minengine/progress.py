@@ -1,4 +1,4 @@
-"""How far a replay has come, on stderr: a bar where that is a terminal, elsewhere a line now and then, so that a log shows that it goes on."""
+"""How far a long command has come, on stderr: a bar where that is a terminal, elsewhere a line now and then, so that a log shows that it goes on."""
 from __future__ import annotations
 
 import sys
