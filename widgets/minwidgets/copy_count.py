@@ -17,7 +17,7 @@ from minengine.arithmetic import GLM_5_3, Copies, copy_costs, indexer_bytes, lay
 from minengine.config import KV_CACHE_LAYOUTS, ConfigError
 
 from .modules import bundle, styles
-from .page_widget import PageWidget, within
+from .page_widget import PageWidget, refuse_unknown, within
 
 __all__ = ["CopyCount"]
 
@@ -79,8 +79,7 @@ class CopyCount(PageWidget):
 
     def __init__(self, **traits: Any) -> None:
         known = (*COUNTS, *CHOICES, *SECONDS, "cost_source")
-        if unknown := next((name for name in traits if name not in known), None):
-            raise ConfigError(f"unknown option '{unknown}'; known options: {', '.join(known)}")
+        refuse_unknown(traits, known)
         if {*SECONDS}.intersection(traits):
             traits.setdefault("cost_source", GIVEN)
         super().__init__(**traits)

@@ -14,10 +14,9 @@ from typing import Any
 
 import traitlets
 from minengine.arithmetic import CARDS, DECODE_ROWS, GLM_5_3, Card, PathFloor, decode_floor, row_bytes
-from minengine.config import ConfigError
 
 from .modules import bundle, styles
-from .page_widget import PageWidget, between, within
+from .page_widget import PageWidget, between, refuse_unknown, within
 
 __all__ = ["KernelFloor"]
 
@@ -61,8 +60,7 @@ class KernelFloor(PageWidget):
 
     def __init__(self, **traits: Any) -> None:
         known = (*COUNTS, *AMOUNTS, "card")
-        if unknown := next((name for name in traits if name not in known), None):
-            raise ConfigError(f"unknown option '{unknown}'; known options: {', '.join(known)}")
+        refuse_unknown(traits, known)
         super().__init__(**traits)
         self.initial = {name: getattr(self, name) for name in known}
 

@@ -23,7 +23,7 @@ from minengine.simulate.prime_steady import dcp_itl_ms, itl_ms
 from minengine.simulate.rack_fit import preset
 
 from .modules import bundle, styles
-from .page_widget import PageWidget, between, within
+from .page_widget import PageWidget, between, refuse_unknown, within
 
 __all__ = ["MemoryLadder"]
 
@@ -117,8 +117,7 @@ class MemoryLadder(PageWidget):
 
     def __init__(self, **traits: Any) -> None:
         known = (*CHOICES, *COUNTS, *AMOUNTS)
-        if unknown := next((name for name in traits if name not in known), None):
-            raise ConfigError(f"unknown option '{unknown}'; known options: {', '.join(known)}")
+        refuse_unknown(traits, known)
         super().__init__(**traits)
         self.initial = {name: getattr(self, name) for name in known}
         self.numbers  # an author's mistake is an error here, not a sentence in the page

@@ -1,14 +1,29 @@
 """What the widgets share: counts within limits, and words that stand in the page where no script runs."""
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import anywidget
 import traitlets
+from minengine.config import ConfigError
 
-__all__ = ["VIEW_MIME", "PageWidget", "between", "within"]
+__all__ = ["VIEW_MIME", "PageWidget", "between", "refuse_unknown", "within"]
 
 VIEW_MIME = "application/vnd.jupyter.widget-view+json"
+
+
+def refuse_unknown(given: Iterable[str], known: Iterable[str], also: Iterable[str] = ()) -> None:
+    """
+    Args:
+        also: options that a constructor takes by name, for the message.
+
+    Raises:
+        ConfigError: an option that is not known.
+    """
+    known = tuple(known)
+    if unknown := next((name for name in given if name not in known), None):
+        raise ConfigError(f"unknown option '{unknown}'; known options: {', '.join((*also, *known))}")
 
 
 def within(limits: tuple[int, int], name: str, value: Any) -> int:

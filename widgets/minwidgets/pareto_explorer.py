@@ -22,7 +22,7 @@ from minengine.simulate.machine import machine as read_machine
 from minengine.simulate.sizing import COUNTS, DEFAULTS, DTYPES
 
 from .modules import bundle, styles
-from .page_widget import PageWidget, between, within
+from .page_widget import PageWidget, between, refuse_unknown, within
 
 __all__ = ["ParetoExplorer"]
 
@@ -83,8 +83,7 @@ class ParetoExplorer(PageWidget):
     def __init__(self, *, machine: Any = None, agents: Mapping[str, Any] | None = None, known: Sequence[Mapping[str, Any]] | None = None,
                  **settings: Any) -> None:
         options = (*SETTINGS, *AMOUNTS)
-        if unknown := next((name for name in settings if name not in options), None):
-            raise ConfigError(f"unknown option '{unknown}'; known options: machine, agents, known, {', '.join(options)}")
+        refuse_unknown(settings, options, ("machine", "agents", "known"))
         grid = stored()
         own = machine is not None or agents is not None
         given = {**grid.given, **HERE}

@@ -20,7 +20,7 @@ from minengine.simulate.cost import StepCost
 from minengine.simulate.disagg import ADMISSIONS, AMOUNTS, COUNTS, TOKEN_BYTES
 
 from .modules import bundle, styles
-from .page_widget import PageWidget, between, within
+from .page_widget import PageWidget, between, refuse_unknown, within
 
 __all__ = ["PrefillDecode"]
 
@@ -58,8 +58,7 @@ class PrefillDecode(PageWidget):
     engine = traitlets.Unicode("", help="of a static page: whether its Python is loading, ready, or why there is none").tag(sync=True)
 
     def __init__(self, *, cost: StepCost | None = None, examples: Sequence[Mapping[str, Any]] = EXAMPLES, **settings: Any) -> None:
-        if unknown := next((name for name in settings if name not in SETTINGS), None):
-            raise ConfigError(f"unknown option '{unknown}'; known options: cost, examples, {', '.join(SETTINGS)}")
+        refuse_unknown(settings, SETTINGS, ("cost", "examples"))
         super().__init__(cost=asdict(cost or StepCost()), **settings)
         self.initial = self._settings()
         self.known = [answer(CALL, {**self.initial, **example}) for example in ({}, *examples)]
