@@ -18,7 +18,7 @@ from .comm import Parallel
 from .engine import RankEngine
 from .first import FirstEngine
 from .group import Group, Member
-from .prefixes import Prefixes
+from .prefixes import LEAST, Prefixes
 
 __all__ = ["DataEngine"]
 
@@ -59,7 +59,7 @@ class DataEngine(FirstEngine):
         self._told = [Report([], [], 0, 0, [], True)] * group.size
         self._held: list[tuple[str, Any]] = []
         self._woken = False
-        self._prefixes = Prefixes(max(1 << 16, group.size * self.pool.num_blocks))  # as many as can be cached
+        self._prefixes = Prefixes(max(LEAST, group.size * self.pool.num_blocks))  # as many as can be cached
 
     # --- requests -----------------------------------------------------------------------------------------------
 

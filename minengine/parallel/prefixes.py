@@ -7,8 +7,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
-__all__ = ["Prefixes"]
+__all__ = ["LEAST", "Prefixes"]
 
+LEAST = 1 << 16  # blocks that are remembered, however few can be cached
 SLACK = 2  # unfinished requests that a rank may have more than the idlest, and still be worth going to
 
 
@@ -18,7 +19,7 @@ class Prefixes:
         most: blocks that are remembered, the latest ones.
     """
 
-    def __init__(self, most: int = 1 << 16) -> None:
+    def __init__(self, most: int = LEAST) -> None:
         self.most = most
         self._rank_of: OrderedDict[bytes, int] = OrderedDict()
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ..parallel.prefixes import SLACK, Prefixes
+from ..parallel.prefixes import LEAST, SLACK, Prefixes
 from ..request import Request, Status
 from ..schedule import Step
 from .agenda import Agenda
@@ -48,7 +48,7 @@ class EngineCounts:
 class RunPrefixes(Prefixes):
     """`Prefixes` over runs: a run counts as many blocks as it has, and is remembered or forgotten whole."""
 
-    def __init__(self, most: int = 1 << 16) -> None:
+    def __init__(self, most: int = LEAST) -> None:
         super().__init__(most)
         self._rank_of: OrderedDict[Run, int] = OrderedDict()  # type: ignore[assignment]
         self._blocks = 0
@@ -104,7 +104,7 @@ class Engine:
         self.number, self.name, self.agenda, self.costs, self.schedulers, self.listener = number, name, agenda, costs, schedulers, listener
         self.gaps, self.decodes, self.event, self.stretch, self.watch = gaps, decodes, event, stretch, watch
         self.counts = EngineCounts()
-        self.prefixes = RunPrefixes(max(1 << 16, sum(scheduler.pool.num_blocks for scheduler in schedulers)))  # as many as can be cached
+        self.prefixes = RunPrefixes(max(LEAST, sum(scheduler.pool.num_blocks for scheduler in schedulers)))  # as many as can be cached
         self.loads = [0] * len(schedulers)  # unfinished requests of each rank
         self._rank_of: dict[SimRequest, int] = {}
         self._steps: list[Step] | None = None  # that are being computed
