@@ -19,7 +19,7 @@ from minengine.simulate.cost import StepCost
 from minengine.simulate.timeline import LIMITS
 
 from .modules import bundle, styles
-from .page_widget import PageWidget, within
+from .page_widget import PageWidget, refuse_unknown, within
 
 __all__ = ["StepTimeline"]
 
@@ -52,8 +52,7 @@ class StepTimeline(PageWidget):
     engine = traitlets.Unicode("", help="of a static page: whether its Python is loading, ready, or why there is none").tag(sync=True)
 
     def __init__(self, *, cost: StepCost | None = None, examples: Sequence[Mapping[str, int]] = BUDGETS, **settings: int) -> None:
-        if unknown := next((name for name in settings if name not in LIMITS), None):
-            raise ConfigError(f"unknown option '{unknown}'; known options: cost, examples, {', '.join(LIMITS)}")
+        refuse_unknown(settings, LIMITS, ("cost", "examples"))
         super().__init__(cost=asdict(cost or StepCost()), **settings)
         self.initial = self._settings()
         self.known = [answer(CALL, {**self.initial, **example}) for example in ({}, *examples)]
